@@ -30,11 +30,11 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.perception.activations import activation_type
 from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, LinearOutputBlock
 from maze.perception.models import template_parts
 from maze.perception.models.auto_model_composer import AutoModelComposer, _image_params
 from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.weight_init import activation_type
 
 Gradient = Callable[[], None]
 Ratios = dict[str, dict[str, float]]

@@ -109,8 +109,7 @@ def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
     from maze.core.log_events.step_event_log import StepEventLog
     from maze.core.rendering.offscreen import figure_png, offscreen
     from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
-    from maze.core.utils.factory import plain_container
-    from maze.core.utils.targets import locate
+    from maze.core.utils.factory import locate, plain_container
 
     with initialize_config_module("maze.conf", version_base="1.3"):
         cfg = compose("conf_rollout", list(exhibit.arguments))

@@ -27,9 +27,8 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, first_line
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.config_utils import duration, whole_number
-from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
+from maze.core.utils.factory import TARGET_KEY, ConfigType, locate, plain_container
 from maze.core.utils.stored_config import is_own_package
-from maze.core.utils.targets import locate
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
 from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes
 from maze.evaluation.runners import (

@@ -26,7 +26,7 @@ from maze.core.errors import ConfigError, ConfigImportError, did_you_mean, insta
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
-from maze.core.utils.targets import locate, named_module
+from maze.core.utils.factory import locate, named_module
 from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
 from maze.core.wrappers.maze_gym_env_wrapper import (
     GymActionConversion,

@@ -20,7 +20,7 @@ from maze.core.agent.torch_model import TorchModel
 from maze.core.errors import ConfigError, MazeError, unknown_key_error
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import TARGET_KEY
-from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
+from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.rllib.algorithms import RLlibAlgorithm, TuneParameters
 from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, module_id, module_of_agent, step_key_of

@@ -93,6 +93,25 @@ def test_each_period_of_mixed_demand_exactly_fills_its_raw_pieces(seed, size, n,
         assert all(w <= size[0] and h <= size[1] for w, h in (generator.next_order() for _ in range(m)))
 
 
+def test_a_new_future_draws_the_rest_of_the_period_again():
+    env = Cutting2DEnvironment(**documented_config())
+    env.seed(1)
+    env.reset()
+    generator = env.core_env.demand_generator
+
+    def rest_of_period(seed=None):
+        copy = generator.copy()
+        if seed is not None:
+            copy.new_future(seed)
+        return [tuple(sorted(copy.next_order())) for _ in range(9)]  # one of ten is known
+
+    futures = [rest_of_period(seed) for seed in range(20)]
+    assert len({future[0] for future in futures}) > 3
+    assert all(sorted(future) == sorted(rest_of_period()) for future in futures)
+    assert rest_of_period(7) == futures[7]
+    assert [generator.copy().next_order() for _ in range(2)] == [generator.next_order()] * 2
+
+
 def test_demand_depends_on_its_seed_and_on_nothing_else():
     def orders(seed):
         env = Cutting2DEnvironment(**documented_config())

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from maze.core.errors import ConfigError
-from maze.perception import activations
-from maze.perception.activations import Tanh, activation_type
+from maze.perception import weight_init
 from maze.perception.blocks import DenseBlock, InferenceBlock
 from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.weight_init import Tanh, activation_type
 
 MANY = (130, 64)
 
@@ -82,7 +82,7 @@ def test_recorded_or_mapped_networks_contain_torch_functions():
 
 @pytest.mark.parametrize("is_slow", [True, False])
 def test_blocks_have_it_where_torch_is_slow_and_are_called_as_before(monkeypatch, is_slow):
-    monkeypatch.setattr(activations, "mkl_is_slow", lambda: is_slow)
+    monkeypatch.setattr(weight_init, "mkl_is_slow", lambda: is_slow)
     assert activation_type("torch.nn.Tanh", "non_lin") is (Tanh if is_slow else nn.Tanh)
     assert activation_type(nn.ReLU, "non_lin") is nn.ReLU
     with pytest.raises(ConfigError, match=r"model\.non_lin.*not a subclass of Module"):

@@ -25,8 +25,8 @@ from maze.api.run_context import RunContext
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.errors import MazeError
 from maze.core.utils import stored_config
+from maze.core.utils.factory import locate, named_module
 from maze.core.utils.import_guard import ForeignModuleError, ImportGuard
-from maze.core.utils.targets import locate, named_module
 from maze.interop import to_sb3
 from maze.maze_cli import main
 

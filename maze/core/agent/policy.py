@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze.core.errors import ConfigError, unknown_key_error
-from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, plain_container
-from maze.core.utils.targets import locate
+from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, locate, plain_container
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv

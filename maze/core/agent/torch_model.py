@@ -15,7 +15,7 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError, unknown_key_error
-from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
+from maze.perception.blocks.recurrent.lstm import Run, recurrent_cells, running
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -16,6 +16,10 @@ from maze.core.env.maze_state import MazeStateType
 
 class ActionConversionInterface(ABC):
     """Convert between actions of an agent (elements of a dictionary space) and actions of the simulation."""
+
+    uses_state: ClassVar[bool] = True
+    """Whether `space_to_maze`, as defined in the same class, uses the state. `False` saves the creation of a state before
+    every action; `maze_state` is `None` then."""
 
     @abstractmethod
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
@@ -49,11 +53,19 @@ class ActionConversionInterface(ABC):
         raise NotImplementedError(f"{type(self).__name__} defines no noop action; implement `noop_action`.")
 
 
+def uses_state(conversion: ActionConversionInterface) -> bool:
+    """Return whether a conversion uses the state; a subclass with a `space_to_maze` of its own decides for itself."""
+    owner = next(each for each in type(conversion).__mro__ if "space_to_maze" in vars(each))
+    return bool(vars(owner).get("uses_state", True))
+
+
 class DictActionConversion(ActionConversionInterface):
     """Pass actions on unchanged, entries of `Discrete` spaces as integers.
 
     For simulations whose actions are dictionaries.
     """
+
+    uses_state = False
 
     def __init__(self, heads: Mapping[str, spaces.Space[Any]]) -> None:
         self._space = heads if isinstance(heads, spaces.Dict) else spaces.Dict(dict(heads))

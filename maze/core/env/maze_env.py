@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.action_conversion import ActionConversionInterface, uses_state
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.event_env_mixin import EventEnvMixin
@@ -271,8 +271,9 @@ class _StepPath:
         self.observation_conversions = env.observation_conversion_dict
         self.get_maze_state = env.get_maze_state if _overrides(env, "get_maze_state") else self.core_env.get_maze_state
         self.tracks_actors = type(self.core_env).is_step_complete is CoreEnv.is_step_complete
-        chosen_elsewhere = (_overrides(env, name) for name in ("action_conversion", "observation_conversion"))
-        has_choice = len(env.action_conversion_dict) != 1 or any(chosen_elsewhere)
+        is_chosen_elsewhere = any(_overrides(env, name) for name in ("action_conversion", "observation_conversion"))
+        has_choice = len(env.action_conversion_dict) != 1 or is_chosen_elsewhere
+        self.converts_by_state = is_chosen_elsewhere or any(map(uses_state, self.action_conversions.values()))
         self.only_key = None if has_choice else next(iter(env.action_conversion_dict))
         """Key of the only sub-step; `None`: there are several, or a subclass selects conversions."""
         self.unchecked = dict.fromkeys(env.observation_conversion_dict, _N_CHECKED_OBSERVATIONS)
@@ -296,7 +297,8 @@ class _StepPath:
         try:
             if self.clip is not None:
                 action = self.clip(action)
-            maze_action = env.last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
+            state_before = self.get_maze_state() if self.converts_by_state else None
+            maze_action = env.last_maze_action = conversion.space_to_maze(action, state_before)
             result = core_env.step(maze_action)
             try:
                 maze_state, reward, done, info = result

@@ -22,7 +22,7 @@ from maze.core.log_stats.event_decorators import (
     define_stats_grouping,
     define_step_stats,
 )
-from maze.core.log_stats.reduction import histogram
+from maze.core.log_stats.reducer_functions import histogram
 
 EventMethod = TypeVar("EventMethod", bound=Callable[..., Any])
 

@@ -8,8 +8,8 @@ of the level below.
 Definitions of one level with the same name are named after their differences: their inputs, or else their functions.
 Definitions of the level above for the common name apply to each of them.
 
-Definitions are stored on the function; :mod:`maze.core.log_stats.reduction` compiles them once per event. Rows appear
-in the order in which the decorators are applied, that is from the method upwards.
+Definitions are stored on the function; :mod:`maze.core.log_stats.reducer_functions` compiles them once per event. Rows
+appear in the order in which the decorators are applied, that is from the method upwards.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.events.event_record import EventRecord
 from maze.core.events.event_topic_factory import event_topic_factory
-from maze.core.log_stats.reduction import LevelPlan, StatsSlot, group_of, level_plan, stat_value
+from maze.core.log_stats.reducer_functions import LevelPlan, StatsSlot, group_of, level_plan, stat_value
 
 if TYPE_CHECKING:
     from maze.core.log_events.log_events_writer import LogEventsWriter

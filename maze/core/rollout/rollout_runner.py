@@ -37,7 +37,7 @@ from maze.core.utils.stored_config import StoredRun
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
-from maze.core.wrappers.reward_wrappers import freeze_statistics
+from maze.core.wrappers.return_normalization_reward_wrapper import freeze_statistics
 from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimitWrapper, checked_time_limit
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.planning.branches import simulation_of

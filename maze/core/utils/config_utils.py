@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import ConfigError, ConfigValueError, did_you_mean
-from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
+from maze.core.utils.factory import (
+    TARGET_KEY,
+    CollectionOfConfigType,
+    ConfigType,
+    Factory,
+    is_file_name,
+    locate,
+    path_of,
+    plain_container,
+)
 from maze.core.utils.import_guard import current_guard, imports_guarded
-from maze.core.utils.targets import is_file_name, locate, path_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -3,7 +3,7 @@
 Building a configuration imports and calls the names in it. Only classes of known kinds are built from a stored one.
 Each text is checked by its effect: Maze imports modules for `_target_`, for entries of `import`, for texts
 `package.module.Name` and for texts `module:name`, and only if their parts are identifiers
-(:mod:`maze.core.utils.targets`). Other texts import nothing.
+(:mod:`maze.core.utils.factory`). Other texts import nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ except ImportError:  # PyYAML without libyaml
     from yaml import SafeLoader  # type: ignore[assignment]
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.factory import TARGET_KEY
+from maze.core.utils.factory import TARGET_KEY, is_file_name, is_module_name
 from maze.core.utils.files import read_json_object, write_whole
 from maze.core.utils.import_guard import NEVER_WHOLE, current_guard, trust_hint
-from maze.core.utils.targets import is_file_name, is_module_name
 
 # fmt: off
 # Known kinds: these classes and their subclasses.

@@ -30,7 +30,7 @@ from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.render_env_mixin import RenderEnvMixin
 from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 from maze.core.rendering.renderer import Renderer, draw_current_state
-from maze.core.utils.targets import is_module_name, locate, named_module
+from maze.core.utils.factory import is_module_name, locate, named_module
 from maze.core.wrappers.gym_adapters import (
     ResetOptions,
     WeighedReward,
@@ -337,6 +337,8 @@ class GymActionConversion(ActionConversionInterface):
 
     :param env: The environment whose actions are to be converted.
     """
+
+    uses_state = False
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.kind, self.leaves = action_leaves(env.action_space)

@@ -1,5 +1,5 @@
-"""Documented path of a wrapper that is defined in `dict_spaces`."""
+"""Documented path of a wrapper that is defined in `no_dict_spaces_wrapper`."""
 
-from maze.core.wrappers.dict_spaces import NoDictActionWrapper
+from maze.core.wrappers.no_dict_spaces_wrapper import NoDictActionWrapper
 
 __all__ = ["NoDictActionWrapper"]

@@ -17,7 +17,7 @@ from maze.core.log_stats.event_decorators import (
     define_stats_grouping,
     define_step_stats,
 )
-from maze.core.utils.targets import locate
+from maze.core.utils.factory import locate
 from maze.core.wrappers.monitoring_wrapper import named_values, step_key_name
 from maze.core.wrappers.wrapper import Wrapper
 

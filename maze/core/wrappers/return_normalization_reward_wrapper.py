@@ -1,5 +1,205 @@
-"""Documented path of a wrapper that is defined in `reward_wrappers`."""
+"""Reward wrappers: clipping, scaling, and normalization by the standard deviation of returns."""
 
-from maze.core.wrappers.reward_wrappers import ReturnNormalizationRewardWrapper
+from __future__ import annotations
 
-__all__ = ["ReturnNormalizationRewardWrapper"]
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.simulated_env_mixin import Future
+from maze.core.errors import CheckpointError, ConfigError, ConfigValueError
+from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
+
+
+class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
+    """Clip each reward to a range.
+
+    :param env: The environment to wrap.
+    :param min_val: Smallest reward passed on.
+    :param max_val: Largest reward passed on.
+    :raises ConfigError: The range is empty.
+    """
+
+    CLONED = (*RewardWrapper.CLONED, "min_val", "max_val")
+
+    def __init__(self, env: MazeEnv[Any], min_val: float, max_val: float) -> None:
+        if min_val > max_val:
+            raise ConfigValueError(
+                f"RewardClippingWrapper: `min_val` ({min_val}) is larger than `max_val` ({max_val})."
+            )
+        super().__init__(env)
+        self.min_val = min_val
+        self.max_val = max_val
+
+    @override(RewardWrapper)
+    def reward(self, reward: float) -> float:
+        # In this order of comparisons NaN passes, to be reported, and does not become a bound.
+        if reward < self.min_val:
+            return self.min_val
+        return self.max_val if reward > self.max_val else reward
+
+
+class RewardScalingWrapper(RewardWrapper[MazeEnv[Any]]):
+    """Multiply each reward by a constant.
+
+    :param env: The environment to wrap.
+    :param scale: The factor.
+    """
+
+    CLONED = (*RewardWrapper.CLONED, "scale")
+
+    def __init__(self, env: MazeEnv[Any], scale: float) -> None:
+        super().__init__(env)
+        self.scale = scale
+
+    @override(RewardWrapper)
+    def reward(self, reward: float) -> float:
+        return reward * self.scale
+
+    @override(RewardWrapper)
+    def get_actor_rewards(self) -> np.ndarray | None:
+        rewards = self.env.get_actor_rewards()
+        return None if rewards is None else np.asarray(rewards) * self.scale
+
+
+def wrappers_with_statistics(env: Any) -> Iterator[ReturnNormalizationRewardWrapper]:
+    """Yield the wrappers of an environment that have running statistics, outermost first."""
+    while issubclass(type(env), Wrapper):
+        if issubclass(type(env), ReturnNormalizationRewardWrapper):
+            yield env
+        env = env.env
+
+
+def freeze_statistics(env: Any) -> None:
+    """Freeze the running statistics of all wrappers of an environment."""
+    for wrapper in wrappers_with_statistics(env):
+        wrapper.freeze_statistics()
+
+
+def statistics_states(env: Any) -> list[dict[str, float]]:
+    """Return the running statistics of the wrappers of an environment, outermost first."""
+    return [wrapper.statistics_state() for wrapper in wrappers_with_statistics(env)]
+
+
+def load_statistics_states(env: Any, states: list[dict[str, float]]) -> None:
+    """Restore the result of :func:`statistics_states`.
+
+    :param env: Environment wrapped in the same way.
+    :param states: The states.
+    :raises CheckpointError: The environment has other wrappers with statistics.
+    """
+    wrappers = list(wrappers_with_statistics(env))
+    if len(wrappers) != len(states):
+        raise CheckpointError(
+            f"The checkpoint has statistics of {len(states)} wrappers, the environment of {len(wrappers)}."
+        )
+    for wrapper, state in zip(wrappers, states, strict=True):
+        wrapper.load_statistics_state(state)
+
+
+class FrozenEnvFactory:
+    """Picklable factory of environments for evaluation, with frozen running statistics.
+
+    :param env_factory: Makes an environment.
+    """
+
+    def __init__(self, env_factory: Callable[[], Any]) -> None:
+        self.env_factory = env_factory
+
+    def __call__(self) -> Any:
+        env = self.env_factory()
+        freeze_statistics(env)
+        return env
+
+
+class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
+    """Divide rewards by the standard deviation of the discounted returns of all steps so far.
+
+    The return starts at zero in each episode; the standard deviation is that of all episodes. While the statistics are
+    frozen, as in evaluation, they are applied and not updated; without statistics, rewards are passed on unchanged.
+    Discounting is per environment step, sub-steps belong to the same time.
+
+    :param env: The environment to wrap.
+    :param gamma: Discounting factor of the return.
+    :param epsilon: Added to the variance, against division by zero.
+    :raises ConfigError: `gamma` is outside [0, 1], or `epsilon` negative.
+    """
+
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_context")
+
+    def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
+        if not 0.0 <= gamma <= 1.0 or epsilon < 0.0:
+            raise ConfigError(
+                f"Return normalization: expected `gamma` in [0, 1] and `epsilon` >= 0, found {gamma} and {epsilon}."
+            )
+        self.gamma = gamma
+        self.epsilon = epsilon
+        self.is_frozen = False
+        self._return = 0.0
+        # Number, mean and sum of squared deviations of the returns (Welford 1962).
+        self._count = 0
+        self._mean = 0.0
+        self._squares = 0.0
+        super().__init__(env)
+
+    @override(RewardWrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        self._context = self.env.context
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns; 1 before there are two of them."""
+        if self._count < 2:
+            return 1.0
+        return math.sqrt(self._squares / self._count + self.epsilon) or 1.0
+
+    @override(RewardWrapper)
+    def reset(self, **kwargs: Any) -> Any:
+        self._return = 0.0
+        return self._env_reset(**kwargs)
+
+    @override(RewardWrapper)
+    def step(self, action: Any) -> Any:
+        self._context.pre_step()  # a wrapper may answer a sub-step without stepping the environment
+        observation, original, done, info = self._env_step(action)
+        reward = self.reward(original)
+        self._last_rewards = (original, reward)
+        if done:
+            self._return = 0.0
+        return observation, reward, done, info
+
+    @override(RewardWrapper)
+    def reward(self, reward: float) -> float:
+        if not self.is_frozen and math.isfinite(reward):  # others are reported by the trainer
+            self._return += reward
+            if self._context.is_step_complete:
+                self._count += 1
+                shift = self._return - self._mean
+                self._mean += shift / self._count
+                self._squares += shift * (self._return - self._mean)
+                self._return *= self.gamma
+        return reward / self.std
+
+    def freeze_statistics(self) -> None:
+        """Stop updating the statistics, for evaluation and rollouts; they are still applied."""
+        self.is_frozen = True
+
+    def statistics_state(self) -> dict[str, float]:
+        """Return the statistics, as plain numbers."""
+        return {"count": self._count, "mean": self._mean, "squares": self._squares}
+
+    def load_statistics_state(self, state: Mapping[str, float]) -> None:
+        """Restore a state of :meth:`statistics_state`."""
+        self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
+
+    @override(Wrapper)
+    def clone_from(self, env: ReturnNormalizationRewardWrapper, future: Future = "same") -> None:
+        super().clone_from(env, future)
+        self.load_statistics_state(env.statistics_state())
+        self._return = env._return
+        self.is_frozen = env.is_frozen

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from maze.core.errors import ConfigError, did_you_mean, unknown_key_error
 from maze.core.utils.factory import Factory, plain_container
 from maze.perception.blocks.base import PerceptionBlock
-from maze.perception.blocks.recurrent.recurrent_cell import RecurrentCellBlock
+from maze.perception.blocks.recurrent.lstm import RecurrentCellBlock
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
-from maze.perception.activations import Tanh
+from maze.perception.weight_init import Tanh
 
 Place: TypeAlias = int
 """Index of a tensor in the list of all tensors of a program."""

@@ -14,7 +14,7 @@ from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import StructuredStatisticsType
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import estimated_statistics
-from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
+from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.core.wrappers.time_limit_wrapper import checked_time_limit
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner

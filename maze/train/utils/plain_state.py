@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from maze.core.log_stats.log_stats import LogStatsAggregator
-from maze.core.log_stats.reduction import PassedThrough
+from maze.core.log_stats.reducer_functions import PassedThrough
 from maze.core.utils.checkpoint import Stateful
 
 logger = logging.getLogger(__name__)

@@ -27,11 +27,9 @@ class DispatchingKpiCalculator(KpiCalculator):
 
     @override(KpiCalculator)
     def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
-        distances = [
-            event.attributes["distance"] for event in episode_event_log.query_events(DispatchingEvents.order_assigned)
-        ]
-        n_lost = len(list(episode_event_log.query_events(DispatchingEvents.order_lost)))
-        n_late = len(list(episode_event_log.query_events(DispatchingEvents.order_late)))
+        log, events = episode_event_log, DispatchingEvents
+        distances = [event.attributes["distance"] for event in log.query_events(events.order_assigned)]
+        n_lost, n_late = (sum(1 for _ in log.query_events(event)) for event in (events.order_lost, events.order_late))
         return {
             "late_share": n_late / max(1, len(distances) + n_lost),
             "distance_per_order": sum(distances) / max(1, len(distances)),
@@ -66,13 +64,13 @@ class DispatchingCoreEnv(CoreEnv):
     def orders_seen_by(self, vehicle: Vehicle) -> np.ndarray:
         """Return for each slot whether there is an order, its distance, and how long it can wait, all from 0 to 1."""
         simulation = self.simulation
-        seen = np.zeros((simulation.n_slots, 3), dtype=np.float32)
+        seen = [(0.0, 0.0, 0.0)] * simulation.n_slots
         for slot, order in enumerate(simulation.orders):
             if order is not None:
                 nearness = 1.0 - simulation.distance(vehicle, order) / (2 * simulation.size)
                 patience = (order.lost_at - simulation.time) / simulation.patience
                 seen[slot] = (1.0, nearness, patience)
-        return seen
+        return np.array(seen, dtype=np.float32)
 
     def time_left_of(self, vehicle: Vehicle) -> list[float]:
         """Return the remaining parts of the vehicle's shift and of the day."""
@@ -107,10 +105,11 @@ class DispatchingCoreEnv(CoreEnv):
     @override(CoreEnv)
     def clone_from(self, env: CoreEnv) -> None:
         assert isinstance(env, DispatchingCoreEnv)
-        own = ("context", "pubsub", "events", "renderer", "kpi_calculator")
+        shared = ("context", "pubsub", "events", "renderer", "kpi_calculator", "simulation")
         for name, value in vars(env).items():
-            if name not in own:
+            if name not in shared:
                 setattr(self, name, copy.deepcopy(value))
+        self.simulation = env.simulation.copy()
 
 
 class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
@@ -160,16 +159,22 @@ class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
 
     def _acting(self) -> Vehicle:
         vehicles = self.simulation.vehicles
-        return next((v for v in vehicles if self._queue and v.agent_id == self._queue[0]), vehicles[0])
+        if self._queue:
+            for vehicle in vehicles:
+                if vehicle.agent_id == self._queue[0]:
+                    return vehicle
+        return vehicles[0]
 
     @override(CoreEnv)
     def get_maze_state(self) -> dict[str, Any]:
         vehicle = self._acting()
         orders = self.orders_seen_by(vehicle)
+        mask = np.ones(len(orders) + 1, dtype=np.float32)  # waiting is always possible
+        mask[:-1] = orders[:, 0]
         return {
             "orders": orders,
             "time_left": self.time_left_of(vehicle),
-            "order_mask": np.append(orders[:, 0], np.float32(1.0)),  # waiting is always possible
+            "order_mask": mask,
             "drawing": self.drawing(),
         }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
+from typing_extensions import Self
 
 from maze.core.errors import ConfigError
 from maze_envs.logistics.dispatching.events import DispatchingEvents
@@ -87,6 +89,13 @@ class DispatchingSimulation:
             self.vehicles.append(self._hired((index + 1) * self.shift_length // self.n_vehicles))
         for _ in range(self.n_slots // 2):
             self._accept_order()
+
+    def copy(self) -> Self:
+        """Return a simulation in the same state with the same future."""
+        twin = copy.copy(self)
+        twin.rng, twin.orders = copy.deepcopy(self.rng), self.orders.copy()  # orders never change
+        twin.vehicles = [replace(vehicle) for vehicle in self.vehicles]
+        return twin
 
     def idle_vehicles(self) -> list[Vehicle]:
         """Return the vehicles that can be sent to an order now."""

@@ -349,6 +349,32 @@ def test_a_simulation_of_four_methods_is_a_sound_environment_with_one_actor():
     env.close()
 
 
+class LeftAction(DictActionConversion):
+    """Counts down no further than zero, which takes the state."""
+
+    def space_to_maze(self, action, maze_state):
+        return {"by": min(int(action["by"]), maze_state["left"][0])}
+
+
+class CountedStates(CountdownEnv):
+    n_states = 0
+
+    def get_maze_state(self):
+        self.n_states += 1
+        return super().get_maze_state()
+
+
+@pytest.mark.parametrize(("conversion", "n_before", "left"), [(DictActionConversion, 0, -2), (LeftAction, 1, 0)])
+def test_a_state_is_made_before_an_action_only_for_conversions_that_use_it(conversion, n_before, left):
+    actions = conversion({"by": spaces.Discrete(5, start=1)})
+    env = MazeEnv(CountedStates(), {0: actions}, {0: DictObservationConversion({"left": spaces.Box(-3, 3, (1,))})})
+    env.reset()
+    n_after_reset = env.core_env.n_states
+    env.step({"by": 5})
+    assert env.core_env.n_states == n_after_reset + n_before + 1  # one after the step
+    assert env.core_env.left == left
+
+
 def test_dictionary_conversions_have_inverses_and_take_copies():
     heads = {"which": spaces.Discrete(4), "how_much": spaces.Box(0, 1, (2,))}
     actions = DictActionConversion(heads)

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from maze.core.errors import ConfigAssertionError, ConfigError, ConfigImportError, ConfigValueError, MazeError
-from maze.core.utils.targets import locate
+from maze.core.utils.factory import locate
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.perception.blocks import DenseBlock

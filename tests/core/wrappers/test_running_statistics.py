@@ -10,7 +10,7 @@ from gymnasium import spaces
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.reward_wrappers import (
+from maze.core.wrappers.return_normalization_reward_wrapper import (
     FrozenEnvFactory,
     ReturnNormalizationRewardWrapper,
     load_statistics_states,

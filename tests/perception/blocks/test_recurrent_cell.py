@@ -7,7 +7,7 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBlock
-from maze.perception.blocks.recurrent.recurrent_cell import (
+from maze.perception.blocks.recurrent.lstm import (
     PackedRows,
     SequenceRun,
     StepRun,

@@ -13,7 +13,7 @@ from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
-from maze.core.wrappers.reward_wrappers import ReturnNormalizationRewardWrapper
+from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from maze.train.parallelization.vector_env import replay_log
 from maze.train.parallelization.vector_env.replay_log import derived_seed

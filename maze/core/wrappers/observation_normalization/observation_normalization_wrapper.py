@@ -21,8 +21,7 @@ from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, did_you_mean
 from maze.core.log_stats.log_stats_env import LogStatsEnv
-from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, plain_container
-from maze.core.utils.targets import locate
+from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, locate, plain_container
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import (
     ObservationNormalizationStrategy,
     StructuredStatisticsType,

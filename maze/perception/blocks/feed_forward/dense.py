@@ -10,10 +10,10 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.program.network_program import Places, ProgramReader
+from maze.perception.weight_init import activation_type
 
 
 class DenseBlock(ShapeNormalizationBlock):

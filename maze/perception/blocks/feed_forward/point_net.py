@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, pool
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.weight_init import activation_type
 
 _POINT_FEATURES = 64
 

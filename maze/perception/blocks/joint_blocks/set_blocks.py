@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, shape_list
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.program.network_program import Array, ArrayFunction, FunctionPair, Places, ProgramReader
+from maze.perception.weight_init import activation_type
 
 _T = TypeVar("_T")
 _EXCLUDED = -1e30

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from maze.core.errors import ConfigError
-from maze.perception.activations import activation_type
 from maze.perception.program.network_program import Place, Places, ProgramReader
-from maze.perception.weight_init import make_module_init_normc
+from maze.perception.weight_init import activation_type, make_module_init_normc
 
 
 class FlattenConcatBaseNet(nn.Module):

@@ -23,7 +23,7 @@ from maze.core.rollout.rollout_columns import RolloutColumns, SubstepColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.core.utils.worker_pool import LocalPool, Task, TaskPool, env_slices, unpublished
-from maze.core.wrappers.reward_wrappers import statistics_states
+from maze.core.wrappers.return_normalization_reward_wrapper import statistics_states
 from maze.train.parallelization.vector_env.structured_vector_env import DividedVectorEnv, StructuredVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import (
     ActorSpaces,

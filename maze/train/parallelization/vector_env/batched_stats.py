@@ -18,7 +18,7 @@ from maze.core.log_stats.log_stats import (
     event_named,
     split_columns,
 )
-from maze.core.log_stats.reduction import CompiledStat, group_of, histogram, level_plan, stat_value
+from maze.core.log_stats.reducer_functions import CompiledStat, group_of, histogram, level_plan, stat_value
 
 _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max, np.min)
 """Reducers whose result for a single value is that value."""

@@ -18,7 +18,7 @@ from maze.core.log_stats.log_stats import LogStats, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.config_utils import count_instances
-from maze.core.wrappers.reward_wrappers import (
+from maze.core.wrappers.return_normalization_reward_wrapper import (
     ReturnNormalizationRewardWrapper,
     load_statistics_states,
     statistics_states,

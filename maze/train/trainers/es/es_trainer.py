@@ -19,7 +19,7 @@ from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
 from maze.core.utils.worker_pool import n_available_cores
-from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
+from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
 from maze.train.trainers.common.observation_statistics import Moments, merged

@@ -14,7 +14,7 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.log_stats.event_decorators import define_epoch_stats
 from maze.core.utils.seeding import generator_state, set_generator_state
-from maze.core.wrappers.reward_wrappers import FrozenEnvFactory
+from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.planning.branches import ArrayBranches, Branches, SingleBranches, chance_in, simulation_of, stack_of
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Losses, gradient_step

@@ -81,10 +81,15 @@ def _size(lengths: Any) -> Size:
 def _fitting(pieces: np.ndarray, order: Size) -> list[int]:
     """Return indices of the pieces that the order fits into, smallest first, one of each size; the first piece if there
     are none."""
-    is_fitting = (pieces.min(axis=1) >= min(order)) & (pieces.max(axis=1) >= max(order))
-    areas = np.where(is_fitting, pieces.prod(axis=1), np.inf)
-    indices = np.argsort(areas, kind="stable")[: max(1, int(is_fitting.sum()))].tolist()
-    return list({_size(sorted(pieces[index])): index for index in reversed(indices)}.values())[::-1]
+    width, height = pieces[:, 0], pieces[:, 1]  # columns: reductions along two elements are slow
+    shorter, longer = np.minimum(width, height), np.maximum(width, height)
+    fitting = np.flatnonzero((shorter >= min(order)) & (longer >= max(order)))
+    if not len(fitting):
+        return [0]
+    indices = fitting[np.argsort((shorter * longer)[fitting], kind="stable")]
+    sizes = zip(shorter[indices].tolist(), longer[indices].tolist(), strict=True)
+    ranked = list(zip(sizes, indices.tolist(), strict=True))
+    return list(dict(reversed(ranked)).values())[::-1]
 
 
 def _cuts(piece: Size, order: Size) -> list[dict[str, np.int64]]:

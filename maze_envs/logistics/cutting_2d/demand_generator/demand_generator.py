@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from maze_envs.logistics.cutting_2d.env.sizes import Size
 
@@ -19,6 +21,17 @@ class DemandGenerator(ABC):
     def seed(self, seed: Any) -> None:
         """Restart the random generator."""
         self.rng = np.random.default_rng(seed)
+
+    def copy(self) -> Self:
+        """Return a generator with the same future orders; that of the current episode continues."""
+        return copy.deepcopy(self)
+
+    def new_future(self, seed: int) -> None:
+        """Replace the future orders of the running episode, also those that are drawn in advance.
+
+        :param seed: Generators in the same state draw the same orders with the same seed.
+        """
+        self.seed(seed)
 
     @abstractmethod
     def reset(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
+from typing_extensions import Self
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -15,7 +18,8 @@ class MixedPeriodicDemandGenerator(DemandGenerator):
 
     At the beginning of an episode `n_raw_pieces` raw pieces are divided at random by guillotine cuts into
     `m_demanded_pieces` pieces. These are ordered in every period of as many steps, each time in another sequence. No
-    policy can do with fewer than `n_raw_pieces` raw pieces per period.
+    policy can do with fewer than `n_raw_pieces` raw pieces per period. A new future draws the rest of the period in
+    another sequence; which pieces a period consists of is part of the state.
 
     :param raw_piece_size: Size of a raw piece.
     :param n_raw_pieces: Raw pieces that one period's orders fill.
@@ -48,6 +52,17 @@ class MixedPeriodicDemandGenerator(DemandGenerator):
             pieces += self._divided(pieces.pop(self._index_to_divide(pieces)))
         self.pattern = pieces
         self._pending = []
+
+    @override(DemandGenerator)
+    def copy(self) -> Self:
+        twin = copy.copy(self)
+        twin.rng, twin._pending = copy.deepcopy(self.rng), self._pending.copy()
+        return twin
+
+    @override(DemandGenerator)
+    def new_future(self, seed: int) -> None:
+        super().new_future(seed)
+        self._pending = [self._pending[index] for index in self.rng.permutation(len(self._pending))]
 
     @override(DemandGenerator)
     def next_order(self) -> Size:

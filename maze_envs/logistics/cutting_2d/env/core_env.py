@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from maze.core.annotations import override
@@ -122,5 +121,9 @@ class Cutting2DCoreEnvironment(CoreEnv):
         assert isinstance(env, Cutting2DCoreEnvironment)
         self.inventory.pieces = env.inventory.pieces.copy()
         self.current_demand = env.current_demand
-        self.demand_generator = copy.deepcopy(env.demand_generator)
+        self.demand_generator = env.demand_generator.copy()
         self.reward_aggregator.clone_from(env.reward_aggregator)
+
+    @override(CoreEnv)
+    def new_future(self, seed: int) -> None:
+        self.demand_generator.new_future(seed)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from maze.core.log_stats.reduction import PassedThrough
+from maze.core.log_stats.reducer_functions import PassedThrough
 from maze.core.utils.checkpoint import load_state, save_state
 from maze.train.utils.plain_state import from_plain, to_plain
 

@@ -18,6 +18,8 @@ class ActionConversion(ActionConversionInterface):
     :param max_pieces_in_inventory: Capacity of the inventory.
     """
 
+    uses_state = False
+
     def __init__(self, max_pieces_in_inventory: int) -> None:
         self.max_pieces_in_inventory = max_pieces_in_inventory
 
