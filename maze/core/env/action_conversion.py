@@ -18,8 +18,8 @@ class ActionConversionInterface(ABC):
     """Convert between actions of an agent (elements of a dictionary space) and actions of the simulation."""
 
     uses_state: ClassVar[bool] = True
-    """Whether `space_to_maze`, as defined in the same class, uses the state. `False` saves the creation of a state before
-    every action; `maze_state` is `None` then."""
+    """Whether `space_to_maze`, as defined in the same class, uses the state. `False` saves the creation of a state
+    before every action; `maze_state` is `None` then."""
 
     @abstractmethod
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:

@@ -43,7 +43,8 @@ class MixedPeriodicDemandGenerator(DemandGenerator):
         self.m_demanded_pieces = m_demanded_pieces
         self.rotate = rotate
         self.pattern: list[Size] = []
-        self._pending: list[Size] = []
+        self.pending: list[Size] = []
+        """The rest of the period, in reverse."""
 
     @override(DemandGenerator)
     def reset(self) -> None:
@@ -51,24 +52,24 @@ class MixedPeriodicDemandGenerator(DemandGenerator):
         while len(pieces) < self.m_demanded_pieces:
             pieces += self._divided(pieces.pop(self._index_to_divide(pieces)))
         self.pattern = pieces
-        self._pending = []
+        self.pending = []
 
     @override(DemandGenerator)
     def copy(self) -> Self:
         twin = copy.copy(self)
-        twin.rng, twin._pending = copy.deepcopy(self.rng), self._pending.copy()
+        twin.rng, twin.pending = copy.deepcopy(self.rng), self.pending.copy()
         return twin
 
     @override(DemandGenerator)
     def new_future(self, seed: int) -> None:
         super().new_future(seed)
-        self._pending = [self._pending[index] for index in self.rng.permutation(len(self._pending))]
+        self.pending = [self.pending[index] for index in self.rng.permutation(len(self.pending))]
 
     @override(DemandGenerator)
     def next_order(self) -> Size:
-        if not self._pending:
-            self._pending = [self.pattern[index] for index in self.rng.permutation(len(self.pattern))]
-        order = self._pending.pop()
+        if not self.pending:
+            self.pending = [self.pattern[index] for index in self.rng.permutation(len(self.pattern))]
+        order = self.pending.pop()
         return order[::-1] if self.rotate and self.rng.random() < 0.5 else order
 
     def _index_to_divide(self, pieces: list[Size]) -> int:
