@@ -77,7 +77,7 @@ ENTRIES = {
     ),
     "lost_sales_context": Entry(
         "lost sales, 32 settings: demand, penalty, lead time",
-        ("+experiment=lost_sales_context_ppo", "algorithm.n_epochs=12", "algorithm.epoch_length=20"),
+        ("+experiment=lost_sales_context_ppo", "algorithm.n_epochs=10", "algorithm.epoch_length=20"),
         "base stock by context",
         "context_base_stock",
         "average_cost",
@@ -86,7 +86,7 @@ ENTRIES = {
     ),
     "bin_packing": Entry(
         "online bin packing, uniform items",
-        ("+experiment=bin_packing_ppo", "algorithm.n_epochs=6"),
+        ("+experiment=bin_packing_ppo", "algorithm.n_epochs=4"),
         "best fit",
         "packing_rule",
         "excess_percent",
@@ -97,7 +97,7 @@ ENTRIES = {
         ("+experiment=dispatching_late_ppo",),
         "nearest order",
         "nearest_order",
-        "late_share",
+        "distance_per_order",
         400,
     ),
     "job_shop": Entry(
