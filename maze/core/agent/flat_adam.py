@@ -37,11 +37,6 @@ class FlatAdam:
                 self._networks[name] = _FlatNetwork(own)
         self.tie()
 
-    @property
-    def names(self) -> list[Any]:
-        """The networks that have parameters of their own."""
-        return list(self._networks)
-
     def tie(self) -> None:
         """Make parameters and gradients views of the long tensors (again, if they were moved or replaced)."""
         for network in self._networks.values():

@@ -103,7 +103,21 @@ class StateCriticInput(Substeps[StateCriticStepInput]):
     @classmethod
     def build(cls, policy_output: PolicyOutput, record: StructuredSpacesRecord) -> StateCriticInput:
         """Join the observations of a record with the embeddings that the policy has already computed."""
+        return cls.of_substeps(policy_output, record.substep_records)
+
+    @classmethod
+    def of_substeps(
+        cls, policy_output: PolicyOutput, substeps: Sequence[Any], runs: Sequence[Run] = ()
+    ) -> StateCriticInput:
+        """Join the observations of sub-steps with the embeddings that the policy has already computed.
+
+        :param policy_output: Output of the policy for the sub-steps.
+        :param substeps: Records or rows with the observations of each sub-step.
+        :param runs: Of a recurrent critic, where its hidden states come from; a shared critic has one entry.
+        """
         critic_input = cls()
-        for step_output, substep in zip(policy_output.substep_outputs, record.substep_records, strict=True):
-            critic_input.append(StateCriticStepInput.build(step_output, substep.observation or {}))
+        for index, (output, substep) in enumerate(zip(policy_output.substep_outputs, substeps, strict=True)):
+            item = StateCriticStepInput.build(output, substep.observation or {})
+            item.run = runs[index] if index < len(runs) else None
+            critic_input.append(item)
         return critic_input

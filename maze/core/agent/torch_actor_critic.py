@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepInput
+from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
 from maze.core.agent.torch_model import TorchModel, as_float_tensors, check_network_weights
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
@@ -99,17 +99,9 @@ class TorchActorCritic(TorchModel):
         instead of a record.
         """
         critic = self._state_critic()
-        policy_output, critic_input = PolicyOutput(), StateCriticInput()
-        for index, substep in enumerate(substeps):
-            observation, actor = substep.observation, substep.actor_id
-            with self.policy.running_for(actor, None if runs is None else runs.policy[index]):
-                output = self.policy.compute_substep_policy_output(observation, actor, temperature=temperature)
-            policy_output.append(output)
-            item = StateCriticStepInput.build(output, observation)
-            if runs is not None and index < len(runs.critic):
-                item.run = runs.critic[index]
-            critic_input.append(item)
-            self._shares_embeddings = output.embedding_logits is not None or (index > 0 and self._shares_embeddings)
+        policy_output = self.policy.evaluate(substeps, temperature, None if runs is None else runs.policy)
+        self._shares_embeddings = any(output.embedding_logits for output in policy_output.substep_outputs)
+        critic_input = StateCriticInput.of_substeps(policy_output, substeps, () if runs is None else runs.critic)
         return policy_output, critic.predict_values(critic_input)
 
     def bootstrap_values(
@@ -132,12 +124,11 @@ class TorchActorCritic(TorchModel):
         with torch.no_grad():
             tensors = as_float_tensors(observation, self._device)
             if self._shares_embeddings is not False:
-                with self.policy.running_for(actor_id, of_policy):
-                    embeddings = self.policy.compute_substep_policy_output(tensors, actor_id).embedding_logits
+                output = self.policy.compute_substep_policy_output(tensors, actor_id, run=of_policy)
+                embeddings = output.embedding_logits
                 self._shares_embeddings = bool(self._shares_embeddings) or embeddings is not None
                 tensors = {**tensors, **(embeddings or {})}
-            with critic.running(critic.network_key(actor_id), of_critic):
-                return critic.bootstrap_values(tensors, actor_id, known_substeps, position)
+            return critic.bootstrap_values(tensors, actor_id, known_substeps, position, of_critic)
 
     def _state_critic(self) -> TorchStateCritic:
         if isinstance(self.critic, TorchStateActionCritic):

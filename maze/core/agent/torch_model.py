@@ -6,7 +6,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -297,21 +297,28 @@ class NetworksModel(TorchModel):
         """Return sizes of the hidden states of an actor, by state key; empty where its network carries none."""
         return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
 
-    def running(self, key: Any, run: Run | None) -> AbstractContextManager[None]:
-        """Return a context in which a recurrent network takes its hidden states from a run.
+    def running_for(self, actor_id: ActorID | None, run: Run) -> AbstractContextManager[None]:
+        """Return a context in which an actor's network takes its hidden states from a run."""
+        return running(self._cells[self.network_key(actor_id)].values(), run)
 
-        :param key: Key of the network.
-        :param run: The run; `None`: the network carries nothing.
+    def _outputs(self, key: Any, tensors: dict[str, torch.Tensor], run: Run | None = None) -> Any:
+        """Evaluate a network.
+
+        :param key: Its key.
+        :param tensors: Its inputs.
+        :param run: Where its hidden states come from; `None`: it carries none, or is in :meth:`running_for`.
         """
-        return nullcontext() if run is None else running(self._cells.get(key, {}).values(), run)
-
-    def _check_running(self, key: Any) -> None:
-        if any(cell.run is None for cell in self._cells[key].values()):
+        network, cells = self._network(key), self._cells[key].values()
+        if run is not None:
+            with running(cells, run):
+                return network(tensors)
+        if cells and any(cell.run is None for cell in cells):
             raise ConfigError(
                 f"{type(self).__name__}: network {key!r} carries hidden states from step to step, which are not "
                 "available here. Train it with PPO or A2C and evaluate it in an environment; for all else use a model "
                 "without `RecurrentCellBlock` (`model.recurrence=true` with stacked observations)."
             )
+        return network(tensors)
 
     def _one_value(
         self, outputs: Mapping[str, torch.Tensor], name: str, batch_shape: tuple[int, ...], key: Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -195,28 +195,32 @@ class TorchPolicy(NetworksModel, Policy):
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def compute_substep_policy_output(
-        self, observation: ObservationType, actor_id: ActorID | None = None, temperature: float = 1.0
+        self,
+        observation: ObservationType,
+        actor_id: ActorID | None = None,
+        temperature: float = 1.0,
+        run: Run | None = None,
     ) -> PolicySubStepOutput:
         """Return logits and distributions, with gradients.
 
         :param observation: Tensors (or arrays) with any leading batch dimensions that the network takes.
         :param actor_id: The acting actor.
         :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
+        :param run: Where the hidden states of a recurrent network come from; `None`: from :meth:`running_for`.
         :raises ConfigError: The network does not return logits of the right shape for each head, or it is recurrent and
-            does not run (:meth:`running`).
+            has no hidden states.
         """
-        if self.is_recurrent:
-            self._check_running(self.network_key(actor_id))
+        key = self.network_key(actor_id)
         try:
-            outputs = self.network_for(actor_id)(as_float_tensors(observation, self._device))
+            outputs = self._outputs(key, as_float_tensors(observation, self._device), run)
         except EnvironmentContractError as error:
-            raise EnvironmentContractError(f"Sub-step {self.network_key(actor_id)!r}: {error}") from error
+            raise EnvironmentContractError(f"Sub-step {key!r}: {error}") from error
         heads = self.distribution_mapper.action_heads
         logits = {key: value for key, value in outputs.items() if key in heads}
         if not logits:
             raise ConfigError(
-                f"policy.networks[{self.network_key(actor_id)!r}] returned {sorted(map(str, outputs))}, none of which "
-                f"is an action head. Expected some of: {', '.join(heads)}."
+                f"policy.networks[{key!r}] returned {sorted(map(str, outputs))}, none of which is an action head. "
+                f"Expected some of: {', '.join(heads)}."
             )
         embeddings = {key: value for key, value in outputs.items() if key not in heads}
         return PolicySubStepOutput(
@@ -226,20 +230,23 @@ class TorchPolicy(NetworksModel, Policy):
             actor_id=actor_id,
         )
 
-    def compute_policy_output(
-        self, record: StructuredSpacesRecord, temperature: float = 1.0, runs: Sequence[Run] | None = None
-    ) -> PolicyOutput:
-        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays).
+    def compute_policy_output(self, record: StructuredSpacesRecord, temperature: float = 1.0) -> PolicyOutput:
+        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays)."""
+        return self.evaluate(record.substep_records, temperature)
 
-        :param record: The record.
+    def evaluate(
+        self, substeps: Sequence[Any], temperature: float = 1.0, runs: Sequence[Run] | None = None
+    ) -> PolicyOutput:
+        """Return outputs for sub-steps of environment steps.
+
+        :param substeps: Records or rows with the observations and the actor of each sub-step.
         :param temperature: See :meth:`compute_substep_policy_output`.
         :param runs: Of a recurrent policy, for each sub-step where its hidden states come from.
         """
         output = PolicyOutput()
-        for index, substep in enumerate(record.substep_records):
-            observation, actor = substep.observation or {}, substep.actor_id
-            with self.running_for(actor, None if runs is None else runs[index]):
-                output.append(self.compute_substep_policy_output(observation, actor, temperature=temperature))
+        for index, substep in enumerate(substeps):
+            observation, run = substep.observation or {}, None if runs is None else runs[index]
+            output.append(self.compute_substep_policy_output(observation, substep.actor_id, temperature, run))
         return output
 
     # -- networks -----------------------------------------------------------------------------------------------------
@@ -247,10 +254,6 @@ class TorchPolicy(NetworksModel, Policy):
     def network_for(self, actor_id: ActorID | None) -> nn.Module:
         """Return the network that acts for `actor_id` (`None`: the only one there is)."""
         return self.networks[self.network_key(actor_id)]
-
-    def running_for(self, actor_id: ActorID | None, run: Run | None) -> AbstractContextManager[None]:
-        """Return a context in which an actor's network takes its hidden states from a run (`None`: it carries none)."""
-        return self.running(self.network_key(actor_id), run)
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
         """Return whether both act with the same networks, so that what one learns the other knows."""

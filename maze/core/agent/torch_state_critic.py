@@ -27,6 +27,7 @@ from maze.perception.perception_utils import flatten_spaces, stack_and_flatten_s
 if TYPE_CHECKING:
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID, StepKeyType
+    from maze.perception.blocks.recurrent.lstm import Run
 
 TensorDict = dict[str, torch.Tensor]
 
@@ -79,6 +80,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         actor_id: ActorID,
         known_substeps: Sequence[Mapping[str, Any]] | None = None,
         position: int = 0,
+        run: Run | None = None,
     ) -> torch.Tensor:
         """Return values, without gradients, of observations after which no complete environment step is recorded.
 
@@ -87,17 +89,18 @@ class TorchStateCritic(NetworksModel, StateCritic):
         :param known_substeps: Latest known observations of all sub-steps, in order. A critic that uses all of
             them takes those that are not there yet from here.
         :param position: The sub-step (counted from 0) that the observation belongs to.
+        :param run: Of a recurrent critic, where its hidden states come from.
         :return: Values in the shape of the batch.
         """
         with torch.no_grad():
             tensors = as_float_tensors(observation, self._device)
-            known = [as_float_tensors(known_substep, self._device) for known_substep in known_substeps or []]
-            return self._bootstrap(tensors, actor_id, known, position)
+            known = [as_float_tensors(known_substep, self._device) for known_substep in known_substeps or ()]
+            return self._bootstrap(tensors, actor_id, known, position, run)
 
     def _bootstrap(
-        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int
+        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int, run: Run | None
     ) -> torch.Tensor:
-        return self._value(actor_id[0], tensors)
+        return self._value(actor_id[0], tensors, run=run)
 
     def compute_structured_return(
         self,
@@ -156,11 +159,10 @@ class TorchStateCritic(NetworksModel, StateCritic):
                 return tuple(tensor.shape[: tensor.dim() - len(self._shapes[key])])
         raise ConfigError(f"critic: found the observations {sorted(tensors)}, expected some of {sorted(self._shapes)}.")
 
-    def _value(self, key: int | str, tensors: TensorDict, batch_shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        network = self._network(key)
-        if self.is_recurrent:
-            self._check_running(key)
-        outputs = network(tensors)
+    def _value(
+        self, key: Any, tensors: TensorDict, batch_shape: tuple[int, ...] | None = None, run: Run | None = None
+    ) -> torch.Tensor:
+        outputs = self._outputs(key, tensors, run)
         batch_shape = self._batch_shape(tensors) if batch_shape is None else batch_shape
         if self.n_quantiles:
             return outputs["value"].reshape(*batch_shape, self.n_quantiles)  # type: ignore[no-any-return]
@@ -206,8 +208,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         """Return one output for the whole environment step, under the first sub-step's actor."""
         substeps = [as_float_tensors(item.tensor_dict, self._device) for item in critic_input.substep_inputs]
-        with self.running(self._key, critic_input[0].run):
-            values = self._merged_value(substeps)
+        values = self._merged_value(substeps, critic_input[0].run)
         output = StateCriticOutput()
         output.append(StateCriticStepOutput(values, values.detach(), critic_input.actor_ids[0]))
         return output
@@ -223,11 +224,11 @@ class TorchSharedStateCritic(_JointReturnCritic):
 
     @override(TorchStateCritic)
     def _bootstrap(
-        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int
+        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int, run: Run | None
     ) -> torch.Tensor:
-        return self._merged_value([*known_substeps[:position], tensors, *known_substeps[position + 1 :]])
+        return self._merged_value([*known_substeps[:position], tensors, *known_substeps[position + 1 :]], run)
 
-    def _merged_value(self, substeps: list[TensorDict]) -> torch.Tensor:
+    def _merged_value(self, substeps: list[TensorDict], run: Run | None = None) -> torch.Tensor:
         batch_shape = self._batch_shape(substeps[0])
         if self.stack_observations:
             merged = stack_and_flatten_spaces(substeps, self.obs_spaces_dict)
@@ -237,7 +238,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
                 like = next(iter(merged.values()))
                 absent = {key: shape for key, shape in self._shapes.items() if key not in merged}
                 merged = {**merged, **{key: like.new_zeros(*batch_shape, *shape) for key, shape in absent.items()}}
-        return self._value(self._key, merged, batch_shape)
+        return self._value(self._key, merged, batch_shape, run)
 
 
 class TorchStepStateCritic(TorchStateCritic):
@@ -249,8 +250,7 @@ class TorchStepStateCritic(TorchStateCritic):
         for item in critic_input.substep_inputs:
             tensors = as_float_tensors(item.tensor_dict, self._device)
             key = self.network_key(item.actor_id)
-            with self.running(key, item.run):
-                values = self._value(key, tensors)
+            values = self._value(key, tensors, run=item.run)
             output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
         return output
 
@@ -287,7 +287,7 @@ class TorchDeltaStateCritic(_JointReturnCritic):
 
     @override(TorchStateCritic)
     def _bootstrap(
-        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int
+        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int, run: Run | None
     ) -> torch.Tensor:
         first_key = next(iter(self.networks))
         predicted = self._value(actor_id[0], tensors)

@@ -13,9 +13,6 @@ from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.rollout.batched_acting import Row
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 
 _MOST_SUBSTEPS = 1000
 """Sub-steps of an environment step on average; beyond, an environment is taken for one that never completes one."""
@@ -253,17 +250,15 @@ class RolloutColumns:
         self.last_observations = self.next_rows()
 
     def _find_actor_sequence(self, actors: Sequence[ActorID | None]) -> list[ActorID] | None:
-        complete = self.step_complete
-        length = next((tick + 1 for tick in range(self.n_ticks) if complete[tick].all()), 0)
-        if length == 0 or self.n_ticks % length:
+        is_complete = self.step_complete.all(axis=1)
+        if not is_complete.any():
             return None
-        sequence = list(actors[:length])
-        if any(actor is None or actor != sequence[tick % length] for tick, actor in enumerate(actors)):
+        length = int(is_complete.argmax()) + 1
+        sequence: list[Any] = list(actors[:length])
+        if None in sequence or sequence * (self.n_ticks // length) != list(actors):
             return None
         expected = np.arange(1, self.n_ticks + 1) % length == 0
-        if not np.array_equal(complete, np.broadcast_to(expected[:, None], complete.shape)):
-            return None
-        return [actor for actor in sequence if actor is not None]
+        return sequence if (self.step_complete == expected[:, np.newaxis]).all() else None
 
     def is_dense(self) -> bool:
         """Return whether in all environments the same actors act in the same fixed order."""
@@ -276,80 +271,6 @@ class RolloutColumns:
             columns, step_key = self.substeps[actor.step_key], actor.step_key
             first, stride = step_keys[:position].count(step_key), step_keys.count(step_key)
             yield actor, columns, slice(first, columns.n_rows, stride)
-
-    def to_record(self, with_next_observations: bool = False, id: Any = None) -> SpacesTrajectoryRecord:
-        """Return the rollout as a record: one batched structured record per environment step, with views of the
-        columns.
-
-        Where actors differ between environments there is one structured record per tick, with one spaces record for
-        each actor; its `info` has the environments (`env_indices`).
-
-        :param with_next_observations: Whether to fill in `next_observation` (these are copies).
-        :param id: Id of the trajectory.
-        """
-        trajectory = SpacesTrajectoryRecord(id)
-        rewards = self.rewards
-        if self.actor_rewards is not None:
-            rewards = np.where(has_known_reward(self.step_complete), self.actor_rewards, rewards)
-        next_row = dict.fromkeys(self.substeps, 0)
-        length = len(self.actor_sequence) if self.actor_sequence else 1
-        step_record = StructuredSpacesRecord()
-        for tick in range(self.n_ticks):
-            if tick % length == 0:
-                step_record = StructuredSpacesRecord()
-                trajectory.append(step_record)
-            for key, columns in self.substeps.items():
-                row = next_row[key]
-                if row < columns.n_rows and columns.ticks[row] == tick:
-                    next_row[key] += 1
-                    for record in self._records_of_row(columns, row, tick, rewards):
-                        step_record.append(record)
-        if with_next_observations:
-            self._add_next_observations(trajectory)
-        return trajectory
-
-    def _records_of_row(self, columns: SubstepColumns, row: int, tick: int, rewards: np.ndarray) -> list[SpacesRecord]:
-        infos: Any = self.infos[tick] if self.infos else None
-        if self.actor_sequence is not None:
-            groups: list[Any] = [(self.actor_sequence[tick % len(self.actor_sequence)], slice(None), infos)]
-        else:
-            assert columns.valid is not None
-            agents, groups = columns.agent_ids[row], []
-            for agent_id in np.unique(agents[columns.valid[row]]).tolist():
-                envs = np.flatnonzero(columns.valid[row] & (agents == agent_id))
-                of_envs = {} if infos is None else {"infos": [infos[index] for index in envs]}
-                groups.append((ActorID(columns.step_key, agent_id), envs, {"env_indices": envs, **of_envs}))
-        records = []
-        for actor, envs, info in groups:
-            observation, action, logits = (
-                {key: array[row, envs] for key, array in arrays.items()}
-                for arrays in (columns.observations, columns.actions, columns.logits or {})
-            )
-            reward, done = rewards[tick, envs], self.terminated[tick, envs] | self.truncated[tick, envs]
-            records.append(
-                SpacesRecord(
-                    actor, observation, action, reward, done, info, logits=logits or None, batch_shape=[len(reward)]
-                )
-            )
-        return records
-
-    def _add_next_observations(self, trajectory: SpacesTrajectoryRecord) -> None:
-        ends, sequence = (*self.final_observations, *self.terminal_observations), self.actor_sequence
-        if sequence is None or any(
-            end.actor_id.step_key != sequence[(end.tick + 1) % len(sequence)].step_key for end in ends
-        ):
-            raise ValueError(
-                "Next observations can only be recorded where all environments are at the same actor. Use `collect` "
-                "and the columns' `final_observations`."
-            )
-        records = [record for step in trajectory.step_records for record in step.substep_records]
-        last: Any = self.last_observations[self.last_actor_ids[0].step_key]
-        for record, following in zip(records, [*(record.observation for record in records[1:]), last], strict=True):
-            record.next_observation = {key: array.copy() for key, array in following.items()}
-        for end in ends:
-            own: Any = records[end.tick].next_observation
-            for key, value in end.observation.items():
-                own[key][end.env_index] = value
 
     def arrays(self) -> dict[str, Any]:
         """Return copies of all arrays, nested by sub-step key: a form that files hold without pickled objects."""

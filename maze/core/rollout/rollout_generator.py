@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.policy import Policy, acting_in
+from maze.core.agent.policy import Policy
 from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.rollout.batched_acting import act_by_actor, acting_function, logits_shapes_of
 from maze.core.rollout.rollout_columns import FinalObservationEntry, InitialHiddenStates, LogitsShapes, RolloutColumns
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.rollout.rollout_records import SingleEnvRollouts, record_of
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
-
-_ChoosingFunction = Callable[[Any, ActorID, SpacesRecord], Any]
 
 
 class RolloutGenerator:
@@ -61,16 +58,16 @@ class RolloutGenerator:
         if not self.is_vectorized and not isinstance(env, LogStatsEnv):
             self.env = LogStatsWrapper.wrap(env)
         self.record_logits = record_logits
-        self.record_step_stats = record_step_stats
-        self.record_episode_stats = record_episode_stats
         self.record_next_observations = record_next_observations
         self.terminate_on_done = terminate_on_done
-        if record_step_stats:
-            self.env.get_stats(LogStatsLevel.STEP)  # from now on they are calculated
-        if self.is_vectorized and record_next_observations:
+        self._single: SingleEnvRollouts | None = None
+        if not self.is_vectorized:
+            options = record_step_stats, record_episode_stats, record_next_observations, terminate_on_done
+            self._single = SingleEnvRollouts(self.env, *options)
+        elif record_next_observations:
             self.env.keep_terminal_observations = True
         self._last_observation: Any = None
-        """Observation of the next action, or arrays by sub-step key; None before the first reset."""
+        """Observations of the next actions by sub-step key; None before the first reset."""
         self._hidden_states: HiddenStates | None = None
         """Hidden states of a recurrent policy."""
         self._saved_hidden_states: Mapping[str, Any] | None = None
@@ -96,6 +93,8 @@ class RolloutGenerator:
     def reset(self) -> None:
         """Begin the next rollout with new episodes; required after any other use of the environment."""
         self._last_observation = None
+        if self._single is not None:
+            self._single.observation = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a vector environment; the next rollout continues there."""
@@ -131,20 +130,13 @@ class RolloutGenerator:
         """
         if n_steps is None and not self.terminate_on_done:
             raise ValueError("Without `terminate_on_done` a rollout has no end: pass `n_steps`.")
-        if not self.is_vectorized:
-            if self._last_observation is None:
-                self._last_observation = self.env.reset()
-            trajectory = SpacesTrajectoryRecord(self.env.get_episode_id() if trajectory_id is None else trajectory_id)
-            choose, is_over = self._choosing_function(policy), False
-            while not is_over and (n_steps is None or len(trajectory) < n_steps):
-                trajectory.append(StructuredSpacesRecord())
-                is_over = self._take_step(choose, trajectory) and self.terminate_on_done
-            return trajectory
+        if self._single is not None:
+            return self._single.rollout(policy, self._logits_shapes(policy), n_steps, trajectory_id)
         assert n_steps is not None
         columns = RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
         columns.infos = []
         self.collect(policy, columns)
-        return columns.to_record(with_next_observations=self.record_next_observations, id=trajectory_id)
+        return record_of(columns, with_next_observations=self.record_next_observations, id=trajectory_id)
 
     def allocate(self, n_steps: int, policy: Policy | None = None) -> RolloutColumns:
         """Return columns for :meth:`collect`.
@@ -287,75 +279,11 @@ class RolloutGenerator:
     def _logits_shapes(self, policy: Policy | None) -> LogitsShapes | None:
         return logits_shapes_of(policy, self.env.action_spaces_dict) if self.record_logits else None
 
-    def _take_step(self, choose: _ChoosingFunction, trajectory: SpacesTrajectoryRecord) -> bool:
-        """Take one environment step in a single environment: sub-steps until it is complete.
-
-        :param trajectory: Its last record is the one of this step.
-        :return: Whether the episode is over; the next one has then begun.
-        """
-        step_record = trajectory.step_records[-1]
-        env = self.env
-        done = False
-        while not (done or (step_record.substep_records and env.context.is_step_complete)):
-            actor, observation = env.actor_id(), self._last_observation
-            record = SpacesRecord(actor, observation=_copied(observation))
-            action = choose(observation, actor, record)
-            record.action = _copied(action)
-            self._last_observation, record.reward, done, record.info = env.step(action)
-            record.done = done
-            if self.record_next_observations:
-                record.next_observation = _copied(self._last_observation)
-            step_record.append(record)
-        own_rewards = env.get_actor_rewards()
-        if own_rewards is not None:
-            _share_out(own_rewards, trajectory)
-        if self.record_step_stats:
-            step_record.step_stats = dict(env.get_stats(LogStatsLevel.STEP).last_stats)
-        if done:
-            self._last_observation = env.reset()  # publishes the statistics of the episode
-            if self.record_episode_stats:
-                step_record.episode_stats = dict(env.get_stats(LogStatsLevel.EPISODE).last_stats)
-        return done
-
-    def _choosing_function(self, policy: Policy) -> _ChoosingFunction:
-        """Return a function that computes an action, and records the logits if `record_logits` is set."""
-        all_shapes = self._logits_shapes(policy)
-        if all_shapes is None:
-            act = acting_in(self.env, policy)
-            return lambda observation, actor, record: act(observation, actor)
-        compute_actions = policy.compute_actions  # type: ignore[attr-defined]  # of policies with logits
-
-        def choose(observation: Any, actor: ActorID, record: SpacesRecord) -> Any:
-            logits = {key: np.zeros((1, *shape), np.float32) for key, shape in all_shapes[actor.step_key].items()}
-            batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-            actions = compute_actions(batch, actor, logits_out=logits)
-            record.logits = {key: value[0] for key, value in logits.items()}
-            return {key: value[0] for key, value in actions.items()}
-
-        return choose
-
-
-def _copied(values: Any) -> Any:
-    """Copy arrays, which environments may reuse."""
-    return {key: np.array(value) if isinstance(value, np.ndarray) else value for key, value in values.items()}
-
 
 def _copy(source: Any, target: Any) -> None:
     for step_key, arrays in source.items():
         for key, array in arrays.items():
             target[step_key][key][...] = array
-
-
-def _share_out(own_rewards: np.ndarray, trajectory: SpacesTrajectoryRecord) -> None:
-    """Set the per-actor rewards of the last step, and add to those of earlier sub-steps."""
-    of_step = trajectory.step_records[-1].substep_records
-    for record in of_step:
-        record.reward = 0.0
-    records = of_step
-    if len(own_rewards) > len(of_step):
-        records = [record for step in trajectory.step_records for record in step.substep_records]
-    for record, reward in zip(reversed(records), reversed(own_rewards), strict=False):
-        record.reward = float(record.reward or 0.0) + float(reward)
 
 
 def _note_actors_done(infos: Sequence[Mapping[Any, Any]], tick: int, columns: RolloutColumns) -> None:

@@ -34,17 +34,19 @@ from maze.core.utils.factory import is_module_name, locate, named_module
 from maze.core.wrappers.gym_adapters import (
     ResetOptions,
     WeighedReward,
-    action_leaves,
     adapted,
-    gym_env_name,
     in_current_api,
+    takes_seed,
+    with_action_mask,
+)
+from maze.core.wrappers.gym_conversions import (
+    action_leaves,
+    gym_env_name,
     observation_leaves,
     packed,
     reset_values,
     step_values,
-    takes_seed,
     unpacked,
-    with_action_mask,
 )
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
 from maze.core.rollout.batched_acting import act_by_actor
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.rollout.rollout_records import record_of
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -259,7 +260,7 @@ def test_a_dense_rollout_is_one_structured_record():
     env = SequentialVectorEnv([FACTORIES["multi-step"]] * 2)
     generator = RolloutGenerator(env, record_logits=True)
     columns = generator.collect(BatchedReflex(), generator.allocate(4, BatchedReflex()))
-    record = columns.to_record().stack()
+    record = record_of(columns).stack()
     assert record.actor_ids == [ActorID("choose", 0), ActorID("cut", 0)]
     assert record.batch_shape == [4, 2]
     assert record.observations[0]["time"].shape == (4, 2, 1)
@@ -292,7 +293,7 @@ def test_agents_that_share_a_policy_have_their_own_records():
     generator = RolloutGenerator(env)
     columns = generator.collect(Reflex(), generator.allocate(3))
     assert columns.actor_sequence == [ActorID("agent", 0), ActorID("agent", 1)]
-    record = columns.to_record().stack()
+    record = record_of(columns).stack()
     assert record.observations[1]["self"].shape == (3, 2, 2)
     np.testing.assert_array_equal(columns.substeps["agent"].agent_ids[:, 0], [0, 1] * 3)
     with pytest.raises(ValueError, match="share a sub-step key"):
@@ -327,7 +328,7 @@ def test_asynchronous_records_name_the_environments_of_each_actor():
     entries = [substep.entries() for substep in columns.substeps.values()]
     assert sum(len(rows) for rows, _ in entries) == columns.n_ticks * 3
     with pytest.raises(ValueError, match="same sequence of actors"):
-        columns.to_record().stack()
+        record_of(columns).stack()
 
 
 # -- the actors' own rewards ---------------------------------------------------------------------------------------
@@ -371,7 +372,7 @@ def test_records_hold_the_rewards_of_the_actors_themselves(name, scale):
     env = SequentialVectorEnv([factory] * 2)
     env.seed([5, 3])
     columns = RolloutGenerator(env).allocate(8)
-    trajectory = RolloutGenerator(env).collect(Alternating(), columns).to_record()
+    trajectory = record_of(RolloutGenerator(env).collect(Alternating(), columns))
     found = []
     for step in trajectory.step_records:
         for substep in step.substep_records:
@@ -381,7 +382,7 @@ def test_records_hold_the_rewards_of_the_actors_themselves(name, scale):
     assert found[:n_told] == pytest.approx(expected[:n_told])
     assert found[n_told:] == columns.rewards[n_told:, 1].tolist()  # of a step that is under way
     if columns.is_dense():
-        rewards = columns.to_record().stack().rewards
+        rewards = record_of(columns).stack().rewards
         assert np.stack(rewards, axis=1)[..., 1].flatten() == pytest.approx(found)
 
 

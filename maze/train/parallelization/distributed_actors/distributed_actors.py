@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
+from maze.core.rollout.rollout_records import record_of
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import Task, env_slices
@@ -142,7 +143,7 @@ class DistributedActors(EpisodeCollector, ABC):
             before and after; seconds spent waiting.
         """
         batch = self.collect_batch()
-        record = batch.columns.to_record().stack().to_torch(learner_device)
+        record = record_of(batch.columns).stack().to_torch(learner_device)
         return record, batch.queue_size_before, batch.queue_size_after, batch.waiting_time
 
     # -- the interface of a rollout generator and its vector environment -----------------------------------------------

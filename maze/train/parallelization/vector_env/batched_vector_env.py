@@ -24,9 +24,9 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
     Out,
     StructuredVectorEnv,
+    actions_at,
     checked_seeds,
 )
-from maze.train.parallelization.vector_env.vector_env_utils import actions_at
 
 _NONE_FINISHED: Mapping[int, LogStats] = MappingProxyType({})
 

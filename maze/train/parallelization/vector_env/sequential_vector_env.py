@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,7 +13,7 @@ from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.env.space_arrays import Cast, action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.log_stats.log_stats import LogStats, LogStatsLevel
+from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.config_utils import count_instances
@@ -36,11 +35,10 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
     Out,
     StructuredVectorEnv,
+    actions_at,
     checked_seeds,
 )
 from maze.train.parallelization.vector_env.vector_env_utils import (
-    EpisodeRelay,
-    actions_at,
     check_same_spaces,
     is_flat_env,
     with_stats,
@@ -55,6 +53,17 @@ ndarray = np.ndarray
 N_CHECKED_STEPS = 8
 """Keys and shapes of observations are checked in the first steps only; later the check would cost more than the step.
 Their dtypes are checked always (:class:`~maze.core.env.space_arrays.Cast`)."""
+
+
+class _FinishedEpisodes(LogStatsConsumer):
+    """Receive the statistics of an environment's episodes, which a vector environment passes on after its step."""
+
+    def __init__(self, vector_env: SequentialVectorEnv, index: int) -> None:
+        self._vector_env, self._index = vector_env, index
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        self._vector_env.finished_episodes[self._index] = stat  # type: ignore[index]  # a dictionary here
 
 
 class SequentialVectorEnv(StructuredVectorEnv):
@@ -121,12 +130,9 @@ class SequentialVectorEnv(StructuredVectorEnv):
                 env = with_stats(factory())
             except USER_CODE_ERRORS as error:
                 fail(error, Place(self._name(index)), "the factory")
-            env.get_stats(LogStatsLevel.EPISODE).register_consumer(EpisodeRelay(partial(self._keep_episode, index)))
+            env.get_stats(LogStatsLevel.EPISODE).register_consumer(_FinishedEpisodes(self, index))
             self.envs.append(env)
             check_same_spaces(self.envs[0], env, self._name(index))
-
-    def _keep_episode(self, index: int, stats: LogStats) -> None:
-        self.finished_episodes[index] = stats  # type: ignore[index]  # a dictionary here
 
     @override(StructuredVectorEnv)
     def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
@@ -342,10 +348,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         env = self.envs[index]
         self._is_any_done = True
         truncated = is_truncated(True, info)
-        if truncated:
-            self.truncated[index] = True
-        else:
-            self.terminated[index] = True
+        (self.truncated if truncated else self.terminated)[index] = True
         if truncated or self.keep_terminal_observations:
             actor = env.actor_id()
             if self._n_checks_left:

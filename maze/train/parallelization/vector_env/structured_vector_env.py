@@ -353,6 +353,25 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         return {step_key: observations[step_key] for step_key in step_keys}
 
 
+def actions_at(step_key: StepKeyType, actions: Mapping[Any, Any], is_common: bool = True) -> Mapping[str, Any]:
+    """Return the actions of a sub-step.
+
+    :param step_key: The sub-step.
+    :param actions: Actions by sub-step key; directly by action key if all environments are at the same sub-step.
+    :param is_common: Whether all environments are at the same sub-step.
+    :raises EnvironmentContractError: There are no actions for the sub-step.
+    """
+    nested = actions.get(step_key)
+    if isinstance(nested, Mapping):
+        return nested
+    if is_common:
+        return actions
+    raise EnvironmentContractError(
+        f"The environments are at different sub-steps, one of them at {step_key!r}; expected actions by sub-step key, "
+        f"found the keys {list(actions)}."
+    )
+
+
 def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
     """Return the seeds as a list, after checking their number.
 

@@ -21,10 +21,10 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
     Out,
     StructuredVectorEnv,
+    actions_at,
 )
 from maze.train.parallelization.vector_env.vector_env_utils import (
     ActorSpaces,
-    actions_at,
     check_same_spaces,
     decode_stats,
     encode_stats,

@@ -84,7 +84,6 @@ def disable_epoch_level_stats(env: LogStatsWrapper) -> None:
     episode_stats = env.get_stats(LogStatsLevel.EPISODE)
     with suppress(ValueError):  # it has been disabled before
         episode_stats.remove_consumer(env.get_stats(LogStatsLevel.EPOCH))
-    episode_stats.register_consumer(SinkHoleConsumer())
 
 
 def with_stats(env: Any) -> LogStatsWrapper:
@@ -187,25 +186,6 @@ def check_same_spaces(reference: Any, env: Any, name: str) -> None:
                 f"{name}: all environments of a run need the same `{attribute}`. Expected {expected}, as in the first "
                 f"environment, found {found}."
             )
-
-
-def actions_at(step_key: StepKeyType, actions: Mapping[Any, Any], is_common: bool = True) -> Mapping[str, Any]:
-    """Return the actions of a sub-step.
-
-    :param step_key: The sub-step.
-    :param actions: Actions by sub-step key; directly by action key if all environments are at the same sub-step.
-    :param is_common: Whether all environments are at the same sub-step.
-    :raises EnvironmentContractError: There are no actions for the sub-step.
-    """
-    nested = actions.get(step_key)
-    if isinstance(nested, Mapping):
-        return nested
-    if is_common:
-        return actions
-    raise EnvironmentContractError(
-        f"The environments are at different sub-steps, one of them at {step_key!r}; expected actions by sub-step key, "
-        f"found the keys {list(actions)}."
-    )
 
 
 def is_flat_env(env: Any) -> bool:

@@ -13,6 +13,7 @@ from maze.train.parallelization.distributed_actors.distributed_actors import Dis
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
 from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, RolloutBatch
 from maze.train.trainers.common.config_classes import ActorCriticConfig
+from maze.train.trainers.common.learning import scheduled_lr
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
@@ -87,7 +88,7 @@ class IMPALA(ActorCritic):
     @override(ActorCritic)
     def _update(self) -> None:
         """Take a batch from the actors, learn from it and distribute the new policy."""
-        self._schedule_lr()
+        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.share_done)
         start = time.perf_counter()
         batch = self.rollout_generator.collect_batch()
         self._columns = batch.columns

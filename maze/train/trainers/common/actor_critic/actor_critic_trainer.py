@@ -174,6 +174,7 @@ class ActorCritic(EpochTrainer, ABC):
         networks: dict[tuple[str, Any], nn.Module] = {
             ("policy_grad_norm", key): network for key, network in model.policy.networks.items()
         }
+        self._policy_networks = list(networks)
         for key, network in model.critic.networks.items():
             networks["critic_grad_norm", 0 if self._is_shared else key] = network
         networks |= {name: net for one in self._further for name, net in one.networks()}
@@ -270,8 +271,10 @@ class ActorCritic(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collect a rollout and learn from it."""
-        self._enter_stage(self.epoch)
-        self._schedule_lr()
+        if self._curriculum is not None:
+            self._enter_stage(self.epoch)
+            self.stats.add_value("curriculum_stage", self._curriculum.stage)
+        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.share_done)
         start = time.perf_counter()
         columns = self._collect()
         collected = time.perf_counter()
@@ -283,11 +286,6 @@ class ActorCritic(EpochTrainer, ABC):
         self.stats.add_value("time_rollout", collected - start)
         self.stats.add_value("time_update", time.perf_counter() - collected)
         self.stats.add_value("learning_rate", self.optimizer.lr)
-        if self._curriculum is not None:
-            self.stats.add_value("curriculum_stage", self._curriculum.stage)
-
-    def _schedule_lr(self) -> None:
-        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.share_done)
 
     def _collect(self) -> RolloutColumns:
         """Return the next rollout; its memory is used again by the one after."""
@@ -333,15 +331,15 @@ class ActorCritic(EpochTrainer, ABC):
             is_whole = not self._is_shared or len(batch.parts) == 1  # a shared critic learns from all at once
             share = 1.0 if is_whole else part.n_rows / batch.n_rows
             keys = [0 if self._is_shared else substep.actor_id.step_key for substep in part.substeps]
-            keys = keys[: len(critic_output.values)]  # a shared critic may value all sub-steps together
-            for index, (key, value) in enumerate(zip(keys, critic_output.values, strict=True)):
+            # a shared critic may value all sub-steps together
+            for index, (key, value) in enumerate(zip(keys, critic_output.values, strict=False)):
                 loss = self._value_loss(value, part.targets[index], part.old_values[index])
                 loss = loss if share == 1.0 else loss * share
                 losses.report("critic_value_loss", loss, key, self.config.value_loss_coef)
                 losses.report("critic_value", value.detach().mean(), key)
             for position, (one, costs) in enumerate(zip(self._further, part.costs, strict=False)):
                 predicted = one.predicted(part, position, policy_output)
-                for index, (key, value) in enumerate(zip(keys, predicted, strict=True)):
+                for index, (key, value) in enumerate(zip(keys, predicted, strict=False)):
                     target = costs.targets[index]
                     if isinstance(one, LearnedRisk):
                         loss = one.loss(value, target) * share
@@ -381,6 +379,5 @@ class ActorCritic(EpochTrainer, ABC):
         return value_loss(value, target)
 
     def _gradient_step(self, losses: Losses) -> None:
-        learns_alone = self.critic_learns_alone
-        frozen = [name for name in self.optimizer.names if learns_alone and name[0] == "policy_grad_norm"]
+        frozen = self._policy_networks if self.critic_learns_alone else ()
         self.stats.add(losses, gradient_step(losses, self.optimizer, self.config.max_grad_norm, frozen=frozen))

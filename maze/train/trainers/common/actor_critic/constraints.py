@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticStepInput
+from maze.core.agent.state_critic_input_output import StateCriticInput
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -173,17 +173,12 @@ class CostCritic:
         :param position: Number of this critic among those of the costs of the minibatch.
         :param policy_output: Output of the policy for it, with embeddings that critics may share.
         """
-        given = StateCriticInput()
-        runs: Sequence[Run] = []
+        runs: Sequence[Run] = ()
         if part.sequences is not None:
             runs = part.sequences.all_at_once(self.model.device).critic
             n_runs = len(runs) // (1 + len(part.costs))
             runs = runs[n_runs * (1 + position) : n_runs * (2 + position)]
-        for index, (output, substep) in enumerate(zip(policy_output.substep_outputs, part.substeps, strict=True)):
-            item = StateCriticStepInput.build(output, substep.observation)
-            item.run = runs[index] if index < len(runs) else None
-            given.append(item)
-        return self.critic.predict_values(given).values
+        return self.critic.predict_values(StateCriticInput.of_substeps(policy_output, part.substeps, runs)).values
 
 
 class LearnedConstraint(CostCritic):
