@@ -168,7 +168,8 @@ def estimate(row: Mapping[str, str]) -> list[str]:
 
 def dispatching(seeds: Sequence[int], keep: Path) -> None:
     """Compare runs with and without the constraint with the heuristic."""
-    policies = {"nearest order": "nearest_order"}
+    rule = "{_target_: maze_envs.logistics.dispatching.rules.NearestOrder, farthest: 0.21}"
+    policies = {"nearest order": "nearest_order", "nearest order within 5 cells": rule}
     for seed in seeds:
         for name, changes in {"unconstrained": ["algorithm.constraints=[]"], "constrained": []}.items():
             run = train(keep / f"dispatching-{name}-{seed}", ["+experiment=dispatching_late_ppo", *changes], seed)

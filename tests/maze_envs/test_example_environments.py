@@ -128,6 +128,13 @@ def test_each_vehicle_observes_the_state_left_by_earlier_vehicles_and_gets_its_o
     assert env.get_env_time() == 1
 
 
+@pytest.mark.parametrize(("farthest", "chosen"), [(1.0, 1), (0.25, 1), (0.2, 3)])  # 3: wait
+def test_the_nearest_order_within_reach_is_taken(farthest, chosen):
+    orders = [[1.0, 0.5, 1.0], [1.0, 0.75, 1.0], [0.0, 0.0, 0.0]]
+    action = NearestOrder(farthest).compute_action({"orders": np.array(orders, np.float32)}, None, None)
+    assert action["order"] == chosen
+
+
 @pytest.mark.parametrize(
     ("distance", "lost_at", "late_share"),
     [
