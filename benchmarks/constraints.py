@@ -47,7 +47,7 @@ COST_LIMIT = 10
 SAFETY_SETTINGS = (
     "+experiment=mujoco_ppo",
     "runner.concurrency=20",
-    "algorithm.n_epochs=10",
+    "algorithm.n_epochs=6",
     "algorithm.epoch_length=10",
     "algorithm.n_rollout_steps=100",
     "algorithm.batch_size=256",
@@ -55,7 +55,7 @@ SAFETY_SETTINGS = (
     "algorithm.rollout_evaluator.deterministic=true",
     "algorithm.rollout_evaluator.n_episodes=20",
 )
-"""200,000 steps: 100 updates of 20 episodes."""
+"""120,000 steps: 60 updates of 20 episodes."""
 
 
 def maze_run(arguments: Sequence[str]) -> None:

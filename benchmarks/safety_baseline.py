@@ -28,7 +28,7 @@ class _Silent(ModuleType):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
-    parser.add_argument("--epochs", type=int, default=20, help="of 10,000 steps; FSRL's default for the suite is 100")
+    parser.add_argument("--epochs", type=int, default=12, help="of 10,000 steps; FSRL's default for the suite is 100")
     options = parser.parse_args()
     sys.modules.setdefault("wandb", _Silent("wandb"))
     import bullet_safety_gym  # noqa: F401  # registers the environments
