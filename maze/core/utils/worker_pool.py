@@ -35,18 +35,9 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator
+from maze.core.utils import worker_process
 from maze.core.utils import worker_process as messages
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
-from maze.core.utils.worker_process import (
-    GONE,
-    Channel,
-    Failure,
-    SharedMemory,
-    Stored,
-    exception_of,
-    map_memory,
-    pickled,
-)
 from maze.utils.process import exit_text, preload
 
 logger = logging.getLogger(__name__)
@@ -140,7 +131,7 @@ class TaskPool(ABC):
 
         :param policy: The policy, or a tuple with the policy and further objects.
         """
-        return self.put(np.frombuffer(pickled(policy, "policy: it"), np.uint8))
+        return self.put(np.frombuffer(worker_process.pickled(policy, "policy: it"), np.uint8))
 
     def call(self, name: str, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the first actors in parallel.
@@ -290,7 +281,7 @@ class Worker:
     rows: slice
     """Its environments among all."""
     process: Any
-    channel: Channel
+    channel: worker_process.Channel
     """The parent's end of its pipe."""
     tasks: deque[Task]
     """Its tasks in progress."""
@@ -330,7 +321,7 @@ class ProcessPool(TaskPool):
         self._timeout, self._n_slots, self._in_background = timeout, n_slots, in_background
         self._noun, self._item = noun, item
         self._n_stored = Counter[int]()
-        self.memory: dict[int, SharedMemory] = {}
+        self.memory: dict[int, worker_process.SharedMemory] = {}
         """Shared memory of the stored arrays by their size."""
         self._short_calls = {
             method: [Task(index, "", method, ()) for index in range(n_actors)] for method in messages.SHORT_CALLS
@@ -360,23 +351,23 @@ class ProcessPool(TaskPool):
         with _starting(is_fork):
             process.start()
         theirs.close()
-        return Worker(index, rows, process, Channel(ours), deque())
+        return Worker(index, rows, process, worker_process.Channel(ours), deque())
 
     @override(TaskPool)
     def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
-        makers = [pickled(maker(index, 0), "env: it") for index in range(self.n_actors)]
+        makers = [worker_process.pickled(maker(index, 0), "env: it") for index in range(self.n_actors)]
         tasks = [self.submit(index, "", "host", name, make, fd=fd) for index, make in enumerate(makers)]
         self.finished(tasks, len(tasks))
 
     @override(TaskPool)
     @timed(TRANSFER)
-    def put(self, value: Any) -> Stored:
+    def put(self, value: Any) -> worker_process.Stored:
         n_bytes = value.nbytes
         if n_bytes not in self.memory:
-            memory = self.memory[n_bytes] = map_memory(n_bytes * self._n_slots)
+            memory = self.memory[n_bytes] = worker_process.map_memory(n_bytes * self._n_slots)
             for index in range(self.n_actors):
                 self.submit(index, "", "receive", n_bytes, self._n_slots, fd=memory.fd)
-        stored = Stored(self._n_stored[n_bytes] % self._n_slots, value.shape, value.dtype.str)
+        stored = worker_process.Stored(self._n_stored[n_bytes] % self._n_slots, value.shape, value.dtype.str)
         stored.of(self.memory)[...] = value
         self._n_stored[n_bytes] += 1
         return stored
@@ -450,7 +441,7 @@ class ProcessPool(TaskPool):
             worker.channel.send_pickled(code, content)
             if fd is not None:
                 send_handle(worker.channel.connection, fd, worker.process.pid)
-        except GONE:
+        except worker_process.GONE:
             self._fail_dead(worker)
 
     @timed(WAITING)
@@ -468,7 +459,7 @@ class ProcessPool(TaskPool):
     def _receive(self, worker: Worker) -> tuple[Any, float]:
         try:
             code, payload = worker.channel.receive()
-        except GONE:
+        except worker_process.GONE:
             self._fail_dead(worker)
         if code == messages.FAILED:
             self._fail_raised(worker, payload)
@@ -481,9 +472,9 @@ class ProcessPool(TaskPool):
                 "interrupted). Make new ones: a new vector environment, or a new run."
             )
 
-    def _fail_raised(self, worker: Worker, failure: Failure) -> NoReturn:
+    def _fail_raised(self, worker: Worker, failure: worker_process.Failure) -> NoReturn:
         self.close()
-        cause = exception_of(failure)
+        cause = worker_process.exception_of(failure)
         where = f" in {failure.place}" if failure.place else ""
         error = self._error(f"raised {failure.text.rstrip('.')}{where}", worker, trace=failure.traceback)
         if isinstance(cause, MazeError) and not failure.place:  # its message names its origin
@@ -492,7 +483,7 @@ class ProcessPool(TaskPool):
 
     def _fail_dead(self, worker: Worker) -> NoReturn:
         # the process may have reported an exception before it ended, after messages that are not read yet
-        with suppress(*GONE):
+        with suppress(*worker_process.GONE):
             while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
                 if code == messages.FAILED:
@@ -646,7 +637,7 @@ def _starting(is_fork: bool) -> Iterator[None]:
 def _end_workers(workers: list[Worker]) -> None:
     """Request the end of processes, and kill those that do not end. Takes at most five seconds."""
     for worker in workers:
-        with suppress(*GONE, BlockingIOError):  # a worker that does not read is killed below
+        with suppress(*worker_process.GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)
             worker.channel.send(messages.CLOSE)
     for seconds in (_CLOSE_SECONDS, 1.0):

@@ -26,7 +26,7 @@ from maze.core.trajectory_recording.records.action_record import ActionRecord, p
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
-from maze.core.trajectory_recording.writers.parquet import ParquetColumns, SubstepRow
+from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, GymRenderer
 from maze.core.wrappers.wrapper import Wrapper
@@ -376,10 +376,10 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
 class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Write each episode as a table in a Parquet file, `<episode id>.parquet`, with a row for each sub-step.
 
-    :class:`~maze.core.trajectory_recording.writers.parquet.ParquetColumns` documents the columns. Key performance
-    indicators are among them if a `LogStatsWrapper` is inside of this one. An episode is written when it ends, and at a
-    reset or when the environment is closed before its end; not if it was cloned from another environment. If the disk
-    is full, one warning is logged and no more tables are written.
+    :class:`~maze.core.trajectory_recording.writers.trajectory_writer_file.ParquetColumns` documents the columns. Key
+    performance indicators are among them if a `LogStatsWrapper` is inside of this one. An episode is written when it
+    ends, and at a reset or when the environment is closed before its end; not if it was cloned from another
+    environment. If the disk is full, one warning is logged and no more tables are written.
 
     :param env: Environment to record.
     :param output_dir: Directory of the files.

@@ -36,7 +36,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import (
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.env.structured_env import ActorID
-    from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
+    from maze.train.trainers.common.model_selection.model_selection_base import StatisticSource
 
 
 _BY_TICK = "rewards", "terminated", "truncated", "step_complete", "constrained", "actor_rewards", "actor_done"
