@@ -93,7 +93,7 @@ ENTRIES = {
         100,
     ),
     "dispatching": Entry(
-        "dispatching, at most 3 % late orders",
+        "dispatching, at most 5 late orders per 100",
         ("+experiment=dispatching_late_ppo",),
         "nearest order",
         "nearest_order",
