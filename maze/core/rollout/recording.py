@@ -30,10 +30,11 @@ from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
-from maze.core.wrappers import trajectory_recording_wrapper
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
+from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper, ParquetRecordingWrapper, with_frames
+from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -121,16 +122,16 @@ def recorded(
 
             name = env_name(base_maze_env(env))
             writers.append(TrajectoryPageWriter(PAGE_DIR, name, recorder.pages, record_pages))
-            env = trajectory_recording_wrapper.with_frames(env, record_pages)
+            env = with_frames(env, record_pages)
         for writer in writers:
             TrajectoryWriterRegistry.register_writer(writer)
             stack.callback(TrajectoryWriterRegistry.unregister_writer, writer)
-        if writers and not isinstance(env, trajectory_recording_wrapper.TrajectoryRecordingWrapper):
-            env = trajectory_recording_wrapper.TrajectoryRecordingWrapper.wrap(env)
+        if writers and not isinstance(env, TrajectoryRecordingWrapper):
+            env = TrajectoryRecordingWrapper.wrap(env)
         if record_actions:
-            env = trajectory_recording_wrapper.ActionRecordingWrapper.wrap(env, output_dir=ACTION_RECORD_DIR)
+            env = ActionRecordingWrapper.wrap(env, output_dir=ACTION_RECORD_DIR)
         if record_parquet:
-            env = trajectory_recording_wrapper.ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR)
+            env = ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR)
         yield env, recorder
 
 

@@ -28,7 +28,7 @@ from maze.core.trajectory_recording.writers.trajectory_writer_file import Parque
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.trajectory_recording_wrapper import ParquetRecordingWrapper
+from maze.core.wrappers.recording_wrapper import ParquetRecordingWrapper
 from maze_envs.packing.bin_packing import BinPackingEnv
 from tests.train.parallelization.toy_envs import counting_env
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
