@@ -358,7 +358,7 @@ class ProcessPool(TaskPool):
             self.close()
             raise
 
-    def _start(self, index: int, rows: slice, *counts: int) -> Worker:
+    def _start(self, index: int, rows: slice, n_starts: int = 0, n_failures: int = 0) -> Worker:
         is_fork = self._context.get_start_method() == "fork"
         ours, theirs = self._context.Pipe(duplex=True)
         alarm, their_alarm = self._context.Pipe(duplex=False) if self._timeout == math.inf else (None, None)
@@ -373,7 +373,7 @@ class ProcessPool(TaskPool):
         theirs.close()
         if their_alarm is not None:
             their_alarm.close()
-        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, *counts)
+        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, n_starts, n_failures)
         for fd in worker.fds():
             self._worker_of[fd] = worker
             self._poll.register(fd, select.POLLIN)
@@ -581,8 +581,9 @@ class ProcessPool(TaskPool):
         new = self.workers[index] = self._start(index, worker.rows, worker.n_starts + 1, n_failures)
         preparing: list[tuple[str, tuple[Any, ...], int | None]]
         preparing = [("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()]
-        for name, (maker, fd) in self._makers.items():
-            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), fd))
+        for name, (maker, descriptor) in self._makers.items():
+            made = worker_process.pickled(maker(index, new.n_starts), "env: it")
+            preparing.append(("host", (name, made), descriptor))
         for method, arguments, descriptor in preparing:
             self.submit(index, "", method, *arguments, fd=descriptor)
         for task in worker.tasks:
