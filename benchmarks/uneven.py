@@ -153,7 +153,7 @@ def planned(n_processes: int, n_decisions: int, *steps: Any) -> tuple[float, flo
     policy = RolloutPolicy(SinglePolicy(18), horizon=10, scenarios=10, candidates=4, n_processes=n_processes)
     policy.bind(env)
     policy.seed(1)
-    processes = [psutil.Process(), *psutil.Process().children()]
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
 
     def seconds() -> list[float]:
         return [sum(process.cpu_times()[:2]) for process in processes]
