@@ -579,11 +579,11 @@ class ProcessPool(TaskPool):
         self._deadlines.pop(index, None)
         self.n_restarts += 1
         new = self.workers[index] = self._start(index, worker.rows, worker.n_starts + 1, n_failures)
-        preparing: list[tuple[str, tuple[Any, ...], int | None]]
-        preparing = [("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()]
-        for name, (maker, descriptor) in self._makers.items():
-            made = worker_process.pickled(maker(index, new.n_starts), "env: it")
-            preparing.append(("host", (name, made), descriptor))
+        preparing: list[tuple[str, tuple[Any, ...], int | None]] = [
+            ("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()
+        ]
+        for name, (maker, maker_fd) in self._makers.items():
+            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), maker_fd))
         for method, arguments, descriptor in preparing:
             self.submit(index, "", method, *arguments, fd=descriptor)
         for task in worker.tasks:
