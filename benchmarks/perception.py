@@ -33,7 +33,7 @@ from torch import nn
 from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, LinearOutputBlock
 from maze.perception.models import template_parts
 from maze.perception.models.auto_model_composer import AutoModelComposer, _image_params
-from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.program.network_program import in_numpy
 from maze.perception.weight_init import activation_type
 
 Gradient = Callable[[], None]

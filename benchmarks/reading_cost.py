@@ -61,7 +61,7 @@ GIVEN: tuple[tuple[str, ...], ...] = (
     (
         f"{SB3}.save_util",
         "maze.train.trainers.common.training_runner",
-        "maze.train.utils.plain_state",
+        "maze.train.utils.train_utils",
     ),
     # logging
     (f"{SB3}.logger", "maze.train.trainers.common.learning"),

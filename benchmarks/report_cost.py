@@ -58,7 +58,7 @@ def train(has_report: bool, n_epochs: int) -> tuple[float, float]:
         writers.append(TimedReport(directory, facts_of(directory, project), interval=INTERVAL))
         return writers[-1]
 
-    with TemporaryDirectory() as directory, patch("maze.api.training_run.report_writer", writer):
+    with TemporaryDirectory() as directory, patch("maze.cli.run_summary.report_writer", writer):
         seeds = {"seeding.env_base_seed": 1, "seeding.agent_base_seed": 1}
         rc = RunContext(
             run_dir=directory, algorithm="ppo", env="CartPole-v1", overrides=seeds, experiment=None, silent=True

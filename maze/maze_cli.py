@@ -16,7 +16,6 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -25,16 +24,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
-from maze.cli.errors import RunFailedError, UsageError, set_gate_status, translated
-from maze.cli.hydra_setup import apply_overrides, for_hydra
+from maze.cli.hydra_setup import RunFailedError, UsageError, apply_overrides, for_hydra, set_gate_status, translated
 from maze.cli.run_directory import claimed_directories, uploads_of_run
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
-from maze.core.utils.storage import is_url, uploaded
-
-if TYPE_CHECKING:
-    from maze.core.log_stats.log_stats import LogStatsWriter
-    from maze.runner import Runner
+from maze.core.log_stats.log_stats import LogStatsWriter
+from maze.core.utils.files import is_url, uploaded
+from maze.runner import Runner
 
 ROOT = "conf_rollout"
 """Root configuration of commands that name none."""

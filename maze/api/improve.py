@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.hydra_setup import value_text
 from maze.cli.run_directory import claim_directory
@@ -29,16 +29,9 @@ from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.config_utils import duration, whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, locate, plain_container
 from maze.core.utils.stored_config import is_own_package
+from maze.evaluation import runners
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
 from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes
-from maze.evaluation.runners import (
-    COMPARISON_FILE,
-    EPISODES_FILE,
-    PAGE_FILE,
-    EvaluationRunner,
-    played_measures,
-    write_files,
-)
 from maze.planning.branches import chance_in, simulation_of, stack_of
 from maze.planning.rollout_policy import RolloutPolicy
 from maze.report.estimates import Estimate, mean_interval, unseen_share
@@ -46,8 +39,6 @@ from maze.report.page import Cell, code_list, number_text, page_section, table
 from maze.runner import Runner
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from maze.api.training_run import TrainingRun
 
 
@@ -334,7 +325,7 @@ class _TimedPolicy(Policy):
 
 
 @dataclass(kw_only=True)
-class ImproveRunner(EvaluationRunner):
+class ImproveRunner(runners.EvaluationRunner):
     """Improve a heuristic within a budget, and recommend the best policy that is confirmed to be better.
 
     The policies: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
@@ -382,7 +373,7 @@ class ImproveRunner(EvaluationRunner):
         self._thresholds = read_thresholds({}, self.minimize, self.maximize, margin=0.0)
         require_episodes(self.n_episodes, self._thresholds)
 
-    @override(EvaluationRunner)
+    @override(runners.EvaluationRunner)
     def setup(self, cfg: DictConfig) -> None:
         super().setup(cfg)
         seeds = self.maze_seeding
@@ -420,11 +411,11 @@ class ImproveRunner(EvaluationRunner):
         comparison = self.improvement.comparison
         times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"
         subtitle = times if self.horizon is None else f"{times}; planning horizon: {self.horizon} steps"
-        write_files(
+        runners.write_files(
             {
-                PAGE_FILE: self.improvement.page(subtitle),
-                COMPARISON_FILE: comparison.as_csv(),
-                EPISODES_FILE: comparison.episodes_as_csv(self._common_seeds),
+                runners.PAGE_FILE: self.improvement.page(subtitle),
+                runners.COMPARISON_FILE: comparison.as_csv(),
+                runners.EPISODES_FILE: comparison.episodes_as_csv(self._common_seeds),
             }
         )
 
@@ -618,7 +609,7 @@ class ImproveRunner(EvaluationRunner):
 
             policy.bind(env)
             try:
-                played_measures(env, timed, seeds, self.deterministic, episode_done, found)
+                runners.played_measures(env, timed, seeds, self.deterministic, episode_done, found)
             except BudgetSpentError:
                 if len(ends) < min(least, len(seeds)):
                     raise BudgetSpentError(
@@ -702,7 +693,7 @@ class ImproveRunner(EvaluationRunner):
         policy.bind(env)
         timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
         with suppress(BudgetSpentError):
-            played_measures(env, timed, self._episode_seeds[:2], self.deterministic, lambda: None)
+            runners.played_measures(env, timed, self._episode_seeds[:2], self.deterministic, lambda: None)
         policy.close()
         return sum(timed.seconds) / max(1, len(timed.seconds))
 

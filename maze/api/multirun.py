@@ -16,13 +16,12 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze.api.config_loader import LoadedRun
-from maze.api.process_state import hydra_session, output
 from maze.api.training_run import RunResult, TrainingRun
-from maze.api.utils import RunContextError
+from maze.api.utils import RunContextError, hydra_session, output
 from maze.cli.launchers import outcome
 from maze.cli.run_directory import claim_directory
 from maze.core.utils.files import write_whole
-from maze.report.runs_page import RESULTS_FILE
+from maze.report.run_page import RESULTS_FILE
 
 if TYPE_CHECKING:
     import pandas as pd

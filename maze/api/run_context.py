@@ -14,14 +14,13 @@ from omegaconf import DictConfig
 
 from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.config_loader import ConfigurationLoader, LoadedRun
-from maze.api.process_state import output
 from maze.api.rollouts import Evaluation, roll_out
 from maze.api.training_run import RunResult, TrainingRun
-from maze.api.utils import InvalidSpecificationError, RunMode
+from maze.api.utils import InvalidSpecificationError, RunMode, output
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
+from maze.core.utils.files import is_url, local_copy, working_copy
 from maze.core.utils.import_guard import imports_guarded
-from maze.core.utils.storage import is_url, local_copy, working_copy
 from maze.core.utils.stored_config import STORED_CONFIG, StoredRun, chosen_options
 
 if TYPE_CHECKING:

@@ -13,21 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from maze.api.config_auditor import place
 from maze.api.config_loader import LoadedRun
-from maze.api.placing import place
-from maze.api.process_state import GlobalGenerators, RunStatsContext, output
 from maze.api.rollouts import Evaluation, inside_run
-from maze.api.utils import InvalidSpecificationError, RunContextError
+from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, RunStatsContext, output
+from maze.cli import run_summary
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
-from maze.cli.run_summary import (
-    COMMAND_FILE,
-    beginning,
-    command_line,
-    config_as_yaml,
-    ending,
-    report_writer,
-    write_run_info,
-)
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
@@ -36,10 +27,9 @@ from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext,
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_utils import EnvFactory, config_to_yaml, whole_number
 from maze.core.utils.factory import Factory
-from maze.core.utils.files import write_whole
+from maze.core.utils.files import Uploads, uploaded, write_whole
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.utils.storage import Uploads, uploaded
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
@@ -50,7 +40,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, best_score
-from maze.train.utils.training_record import EpochSummary
+from maze.train.utils.run_process import EpochSummary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,7 +183,7 @@ class TrainingRun:
                 self.result = replace(self.result, best_score=float(score), **facts)
         with output(self.silent):
             commands: dict[str, str] | None = {} if self.loaded.swept else None  # only of a single run
-            print(ending(self.run_dir, self.project, self.result.seconds, commands), flush=True)
+            print(run_summary.ending(self.run_dir, self.project, self.result.seconds, commands), flush=True)
 
     def require_trainable(self) -> None:
         """Raise a :class:`RunContextError` if the run cannot be trained further."""
@@ -212,7 +202,7 @@ class TrainingRun:
                 self._write_run_info(directory)
                 group = "/".join(directory.parent.parts[-2:]) if self.loaded.swept else ""
                 self._stats.place = RunPlace(directory, self.project, group)
-                self._stats.register_writer(report_writer(directory, self.project))
+                self._stats.register_writer(run_summary.report_writer(directory, self.project))
                 runner = Factory(Runner).instantiate(self.cfg.runner, config_path="runner")  # type: ignore[type-abstract]
                 with _own_evaluator(self.cfg) as evaluator:
                     runner.setup(self.cfg)
@@ -370,10 +360,10 @@ class TrainingRun:
 
     def _write_run_info(self, directory: Path) -> None:
         if self.verbose == EVERYTHING:
-            print(config_as_yaml(self.cfg), flush=True)
-        print(beginning(directory, self.project), flush=True)
+            print(run_summary.config_as_yaml(self.cfg), flush=True)
+        print(run_summary.beginning(directory, self.project), flush=True)
         arguments = list(self.loaded.arguments)
-        write_run_info(directory, self.cfg, self.project, arguments)
+        run_summary.write_run_info(directory, self.cfg, self.project, arguments)
         texts = {
             "config.yaml": config_to_yaml(self.cfg),
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.masked_copy(self.loaded.hydra, "hydra")),
@@ -383,8 +373,8 @@ class TrainingRun:
             write_whole(directory / CLAIM / name, text)
         if self.loaded.placed:
             what = ", ".join(self.loaded.placed)
-            text = f"{command_line(arguments)}  # and, from Python, {what}: see hydra_config.yaml\n"
-            write_whole(directory / COMMAND_FILE, text)
+            text = f"{run_summary.command_line(arguments)}  # and, from Python, {what}: see hydra_config.yaml\n"
+            write_whole(directory / run_summary.COMMAND_FILE, text)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
         trainer = self.runner.trainer

@@ -1,10 +1,25 @@
-"""Run modes and errors of :class:`~maze.api.run_context.RunContext`."""
+"""Run modes and errors of :class:`~maze.api.run_context.RunContext`, and the state of the process that it restores."""
 
 from __future__ import annotations
 
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from enum import Enum
+from typing import Any
 
+import numpy as np
+import torch
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from maze.console.streams import lasting_console
 from maze.core.errors import ConfigError, MazeError
+from maze.core.log_stats.log_stats import StatsContext
 
 
 class RunMode(Enum):
@@ -20,3 +35,100 @@ class RunContextError(MazeError):
 
 class InvalidSpecificationError(RunContextError, ConfigError):
     """Arguments of a :class:`~maze.api.run_context.RunContext` are of the wrong type or contradict each other."""
+
+
+CONFIG_MODULE = "maze.conf"
+
+
+@contextmanager
+def hydra_session() -> Iterator[None]:
+    """Return a context in which configurations can be composed, also within a run of Hydra."""
+    outer_hydra, outer_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+    GlobalHydra.instance().hydra = None
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer_hydra
+        HydraConfig.instance().cfg = outer_config
+
+
+@contextmanager
+def hydra_config(config: DictConfig) -> Iterator[None]:
+    """Return a context in which `HydraConfig` and the resolver `hydra` show a run's configuration."""
+    previous = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = previous
+
+
+@contextmanager
+def output(silent: bool) -> Iterator[None]:
+    """Return a context in which nothing is printed if `silent`; errors of the console are ignored."""
+    if not silent:
+        with lasting_console():
+            yield
+        return
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+class RunStatsContext(StatsContext):
+    """A statistics context that can be entered repeatedly: its writers stay open until :meth:`close`."""
+
+    _is_leaving = False
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._is_leaving = True
+        try:
+            super().__exit__(*exc_info)
+        finally:
+            self._is_leaving = False
+
+    def close(self) -> None:
+        if not self._is_leaving:
+            super().close()
+
+
+class GlobalGenerators:
+    """A run's state of the global random generators, which the run seeds and its networks and users' code use.
+
+    Alternating runs in one process affect neither each other's generators nor those of the process.
+    """
+
+    def __init__(self) -> None:
+        self._state: tuple[Any, ...] | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Return a context in which the global generators have the run's last state."""
+        outer = _generator_state()
+        if self._state is not None:
+            _set_generator_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = _generator_state()
+            _set_generator_state(outer)
+
+
+def _generator_state() -> tuple[Any, ...]:
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if is_used else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # noqa: NPY002 (the global one)
+
+
+def _set_generator_state(state: tuple[Any, ...]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])  # noqa: NPY002 (the global one)
+    torch.set_rng_state(state[2])
+    if state[3] is not None:
+        torch.cuda.set_rng_state_all(state[3])

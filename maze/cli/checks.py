@@ -9,9 +9,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from maze.cli.errors import UsageError
+from maze.cli.hydra_setup import UsageError
 from maze.console.runs import SHORT
-from maze.core.utils.storage import local_copy
+from maze.core.utils.files import local_copy
 
 _WAY_OUT = "Train first: maze-run -cn conf_train; maze-run --runs lists the runs below outputs."
 _FILES_OF_POLICY = ("bundle", "path", "normalization")

@@ -15,12 +15,7 @@ from maze.perception.models.critics import SharedStateCriticComposer, StepStateC
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
 from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.model_composer import (
-    CRITIC_OPTIONS,
-    BaseModelComposer,
-    CriticKind,
-    critic_composer_type,
-)
+from maze.perception.models.model_composer import CRITIC_OPTIONS, BaseModelComposer, CriticKind, critic_composer_type
 from maze.perception.models.template_model_composer import TemplateModelComposer
 from maze.train.trainers.common.config_classes import algorithm_class
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from maze.cli.errors import UsageError
+from maze.cli.hydra_setup import UsageError
 
 FLAG = "--new-project"
 USAGE = f"maze-run {FLAG} <name>, for instance {FLAG} stockroom"

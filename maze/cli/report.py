@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from maze.cli.errors import FlagParser
-from maze.cli.hydra_setup import value_text
+from maze.cli.hydra_setup import FlagParser, value_text
 from maze.cli.run_summary import CONFIG_FILE, facts_of, find_run, is_run, record_of
 from maze.core.errors import MazeError
 from maze.core.utils.stored_config import read_plain_yaml
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
-from maze.report.run_page import REPORT_FILE, run_page
-from maze.report.runs_page import ReportedRun, runs_page, trials_section
+from maze.report.run_page import REPORT_FILE, ReportedRun, run_page, runs_page, trials_section
 
 
 def make_report(arguments: Sequence[str]) -> int:

@@ -7,17 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from maze.cli.errors import FlagParser, UsageError
-from maze.cli.run_summary import (
-    COMMAND_FILE,
-    CONFIG_FILE,
-    PROGRESS_OF_RLLIB,
-    facts_of,
-    find_run,
-    progress_of,
-    run_commands,
-    text_of,
-)
+from maze.cli import run_summary
+from maze.cli.hydra_setup import FlagParser, UsageError
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.files import TEMPORARY_PREFIX, aligned, has_checksum, verify_checksum
@@ -34,23 +25,26 @@ def print_run_info(arguments: Sequence[str]) -> int:
     :param arguments: Its directory.
     :return: Exit status: 1 if a file is damaged.
     """
-    directory = find_run(Path(*arguments))
+    directory = run_summary.find_run(Path(*arguments))
     files = list(checked_files(directory))
     print("\n".join(_describe_run(directory, files)))
     return int(any(problem for *_, problem in files))
 
 
 def _describe_run(directory: Path, files: Sequence[tuple[str, int, str]]) -> Iterator[str]:
-    facts, usable = facts_of(directory, Path.cwd()), {name for name, _, problem in files if not problem}
-    rows = [("run", facts.title), ("command", text_of(directory / COMMAND_FILE)), *facts.facts]
-    rows += [("state", progress_of(directory)), ("settings", _problem(directory / CONFIG_FILE, read_stored_config))]
+    facts, usable = run_summary.facts_of(directory, Path.cwd()), {name for name, _, problem in files if not problem}
+    rows = [("run", facts.title), ("command", run_summary.text_of(directory / run_summary.COMMAND_FILE)), *facts.facts]
+    rows += [
+        ("state", run_summary.progress_of(directory)),
+        ("settings", _problem(directory / run_summary.CONFIG_FILE, read_stored_config)),
+    ]
     yield f"Run in {directory.absolute()}\n"
     yield from (f"  {label:<13}{text}" for label, text in rows if text)
     yield "\nFiles"
     for name, size, problem in files:
         yield f"  {name:<60} {size:>12,} B: {f'DAMAGED: {problem}' if problem else 'valid'}"
     yield "\nNext"
-    for purpose, command in run_commands(directory, Path.cwd(), usable).items():
+    for purpose, command in run_summary.run_commands(directory, Path.cwd(), usable).items():
         yield f"  {purpose}:\n    {command}"
 
 
@@ -105,7 +99,7 @@ _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("*.yaml", read_yaml),
     ("versions.json", _read_json),
     ("run.json", _read_json),
-    (PROGRESS_OF_RLLIB, _read_json),
+    (run_summary.PROGRESS_OF_RLLIB, _read_json),
 )
 """Pattern and reader of each kind of file; a reader raises an error for a damaged one."""
 
@@ -155,7 +149,7 @@ def export_run(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", dest="n_steps", type=int, help="number of steps recorded as reference cases")
     parser.add_argument("--seed", type=int, help="seed of these steps")
     settings = vars(parser.parse_intermixed_args(list(arguments)))
-    run = find_run(settings.pop("run"), FLAG)
+    run = run_summary.find_run(settings.pop("run"), FLAG)
     out = settings.pop("out", Path(f"{run.absolute().name}.maze"))
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out: there is no directory {out.parent}.")

@@ -16,12 +16,11 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze.cli.errors import RunFailedError, set_gate_status
-from maze.cli.hydra_setup import apply_overrides, as_written
+from maze.cli.hydra_setup import RunFailedError, apply_overrides, as_written, set_gate_status
 from maze.cli.sweeps.results import has_study
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import gym_env_defaults
-from maze.core.utils.storage import Store, Uploads, is_url, working_directory
+from maze.core.utils.files import Store, Uploads, is_url, working_directory
 
 CLAIM = ".hydra"
 """Hydra's subdirectory, created exclusively: the run that creates it owns the directory around it."""

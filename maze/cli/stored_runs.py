@@ -12,23 +12,15 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from maze.cli.errors import GATE, UsageError, is_gate
-from maze.cli.hydra_setup import changed_wrappers
+from maze.cli.hydra_setup import GATE, UsageError, changed_wrappers, is_gate
 from maze.cli.run_summary import CONFIG_FILE, algorithm_name
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
+from maze.core.utils import stored_config
 from maze.core.utils.config_utils import read_config
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import NEVER_WHOLE
-from maze.core.utils.stored_config import (
-    STORED_CONFIG,
-    StoredRun,
-    is_own_package,
-    read_plain_yaml,
-    remember,
-    remembered,
-)
 from maze.serve.bundle import SHELF, PolicyBundle
 
 TRUST = "--trust"
@@ -59,9 +51,9 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     directory = str(cfg.get("input_dir") or "")
     given = [override.lstrip("+~") for override in overrides]
     wanted = [section for section in _taken_over(cfg, given) if not any(map(_NAMING[section].match, given))]
-    if not directory or not wanted or not (Path(directory) / STORED_CONFIG).is_file():
+    if not directory or not wanted or not (Path(directory) / stored_config.STORED_CONFIG).is_file():
         return []
-    run = StoredRun(directory, [*packages_trusted_by(cfg), *_packages_named_in(cfg)])
+    run = stored_config.StoredRun(directory, [*packages_trusted_by(cfg), *_packages_named_in(cfg)])
     stored = run.sections(wanted)
     if "algorithm" in cfg and "model" in stored:
         stored["model"] = _model_for(cfg, stored["model"], run)
@@ -90,7 +82,7 @@ def _taken_over(cfg: DictConfig, given: Sequence[str]) -> list[str]:
     return sections
 
 
-def _model_for(cfg: DictConfig, model: Any, run: StoredRun) -> Any:
+def _model_for(cfg: DictConfig, model: Any, run: stored_config.StoredRun) -> Any:
     """Return a stored model for training with the configured algorithm.
 
     An algorithm that needs another kind of critic uses its own, and the distributions of the former algorithm are
@@ -140,8 +132,8 @@ def split_trust(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def remember_trust(packages: Sequence[str]) -> int:
     """Trust packages in all further commands of the working directory: `maze-run --trust <package>` alone."""
-    file = remember(Path.cwd(), packages)
-    print(f"Trusted in {Path.cwd()}: {', '.join(remembered(Path.cwd()))}. Edit {file} to revoke trust.")
+    file = stored_config.remember(Path.cwd(), packages)
+    print(f"Trusted in {Path.cwd()}: {', '.join(stored_config.remembered(Path.cwd()))}. Edit {file} to revoke trust.")
     return 0
 
 
@@ -158,13 +150,15 @@ def packages_trusted_by(cfg: DictConfig | None) -> list[str]:
         return named
     runtime = HydraConfig.get().runtime
     configured = [str(source.path).partition(".")[0] for source in runtime.config_sources if source.schema == "pkg"]
-    return [*named, *configured, *remembered(Path(runtime.cwd))]
+    return [*named, *configured, *stored_config.remembered(Path(runtime.cwd))]
 
 
 def _packages_named_in(cfg: DictConfig) -> list[str]:
     """Return the user's packages whose classes and functions the command names: their code is executed anyway."""
     targets = targets_in(OmegaConf.to_container(cfg, resolve=False))
-    return [package for package in {target.partition(".")[0] for target in targets} if is_own_package(package)]
+    return [
+        package for package in {target.partition(".")[0] for target in targets} if stored_config.is_own_package(package)
+    ]
 
 
 def targets_in(node: Any) -> Iterator[str]:
@@ -388,13 +382,13 @@ class PolicyReader:
 
     def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
         wanted = ["model", *(name for name in ("env", "wrappers") if name not in self.named)]
-        stored = StoredRun(run, packages_trusted_by(self.cfg)).sections(wanted)
+        stored = stored_config.StoredRun(run, packages_trusted_by(self.cfg)).sections(wanted)
         if self.env is None:
             self.env = stored.get("env")
         if self.wrappers is None:
             self.wrappers = stored.get("wrappers")
         policy = {**self._option(_TRAINED), "model": stored.get("model")}
-        algorithm = read_plain_yaml(run / CONFIG_FILE).get("algorithm")
+        algorithm = stored_config.read_plain_yaml(run / CONFIG_FILE).get("algorithm")
         gamma = algorithm.get("gamma") if isinstance(algorithm, dict) else None
         entry = {"policy": policy, "wrappers": stored.get("wrappers"), "input_dir": str(run), "gamma": gamma}
         return f"{algorithm_name(algorithm, run)} {run.name}", entry
@@ -435,16 +429,18 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
         data /= TRAJECTORY_DIR
     if not (data.is_file() or any(data.glob("*.pkl"))):
         raise UsageError(f"trajectory_data: there are no trajectories (*.pkl) at {data}.")
-    run = next((place for place in (data.parent, data.parent.parent) if (place / STORED_CONFIG).is_file()), None)
+    run = next(
+        (place for place in (data.parent, data.parent.parent) if (place / stored_config.STORED_CONFIG).is_file()), None
+    )
     named = sections_named_by(overrides)
-    recorded = {} if run is None else read_plain_yaml(run / CONFIG_FILE)
+    recorded = {} if run is None else stored_config.read_plain_yaml(run / CONFIG_FILE)
     has_what_if = cfg.what_if.step is not None
     plays_on_itself = has_what_if and cfg.what_if.policy is None
     wanted = [section for section in ("env", "wrappers", "seeding") if section not in named]
     stored = (
         {}
         if run is None
-        else StoredRun(run, packages_trusted_by(cfg)).sections([*wanted, *["policy"] * plays_on_itself])
+        else stored_config.StoredRun(run, packages_trusted_by(cfg)).sections([*wanted, *["policy"] * plays_on_itself])
     )
     runner = recorded.get("runner") or {}
     with open_dict(cfg):

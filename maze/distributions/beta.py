@@ -14,13 +14,7 @@ from torch.nn import functional
 from maze.core.annotations import override
 from maze.distributions.samplers import MAX_CONCENTRATION
 from maze.distributions.torch_dist import TorchProbabilityDistribution
-from maze.distributions.utils import (
-    box_logits_shape,
-    require_bounds,
-    space_bounds,
-    split_box_logits,
-    tensor_clamp,
-)
+from maze.distributions.utils import box_logits_shape, require_bounds, space_bounds, split_box_logits, tensor_clamp
 
 
 class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):

@@ -6,16 +6,14 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
 from maze.core.errors import ConfigError, EnvironmentContractError
-
-if TYPE_CHECKING:
-    from maze.distributions.distribution import ProbabilityDistribution
+from maze.distributions.distribution import ProbabilityDistribution
 
 
 def atanh(x: torch.Tensor) -> torch.Tensor:

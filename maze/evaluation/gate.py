@@ -15,16 +15,7 @@ from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unkn
 from maze.core.utils.files import aligned
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
 from maze.evaluation.runners import ComparisonRunner
-from maze.report.estimates import (
-    Bounds,
-    Estimate,
-    Interval,
-    Values,
-    episodes_to_see,
-    mean_interval,
-    tail_contributions,
-    unseen_share,
-)
+from maze.report import estimates
 from maze.report.page import Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
 
@@ -58,7 +49,7 @@ class Threshold:
     margin: float = MARGIN
     absolute_margin: float | None = None
     limit: float | None = None
-    range: Bounds | None = None
+    range: estimates.Bounds | None = None
 
     def tolerated(self, baseline: float) -> float:
         """Return the margin in units of the measure.
@@ -143,7 +134,7 @@ def with_tails(played: PlayedEpisodes, level: float, thresholds: Mapping[str, Th
     for name, values in played.measures.items():
         if (threshold := thresholds.get(tail_name(name))) is not None:
             sign = 1.0 if threshold.goal == MORE else -1.0
-            tails[tail_name(name)] = sign * tail_contributions(sign * values, level)
+            tails[tail_name(name)] = sign * estimates.tail_contributions(sign * values, level)
     return replace(played, measures={**played.measures, **tails})
 
 
@@ -178,11 +169,11 @@ class Judged(NamedTuple):
 
     measure: str
     threshold: Threshold | None
-    baseline: Estimate
-    candidate: Estimate
-    difference: Estimate
+    baseline: estimates.Estimate
+    candidate: estimates.Estimate
+    difference: estimates.Estimate
     tolerated: float
-    reserve: Estimate | None
+    reserve: estimates.Estimate | None
     result: str
     keeps_limit: str
 
@@ -279,21 +270,23 @@ class Gate:
         if threshold.limit is not None:
             sign = 1.0 if threshold.goal == MORE else -1.0
             bounds = None if threshold.range is None else _range_of([sign * end for end in threshold.range])
-            mean = Estimate.of(mean_interval(sign * self.candidate.measures[measure], bounds=bounds))
+            mean = estimates.Estimate.of(
+                estimates.mean_interval(sign * self.candidate.measures[measure], bounds=bounds)
+            )
             keeps_limit = _result(mean, sign * threshold.limit - rounding)
         return Judged(*facts, threshold.tolerated(baseline.mean.value), reserve, result, keeps_limit)
 
-    def _reserve(self, measure: str, threshold: Threshold) -> Estimate:
+    def _reserve(self, measure: str, threshold: Threshold) -> estimates.Estimate:
         """Estimate the reserve."""
         ours, theirs = self.candidate.measures[measure], self.baseline.measures[measure]
         sign = 1.0 if threshold.goal == MORE else -1.0
         share = 0.0 if threshold.absolute_margin is not None else threshold.margin * math.copysign(1.0, theirs.mean())
-        found = Estimate.of(_oriented(ours, theirs, sign, sign - share, threshold.range))
+        found = estimates.Estimate.of(_oriented(ours, theirs, sign, sign - share, threshold.range))
         if share and threshold.margin > 0:
             # A relative margin is never negative, even if the mean is uncertain.
-            no_worse = Estimate.of(_oriented(ours, theirs, sign, sign, threshold.range))
+            no_worse = estimates.Estimate.of(_oriented(ours, theirs, sign, sign, threshold.range))
             found = found._replace(low=max(found.low, no_worse.low))
-        return Estimate(*(end + (threshold.absolute_margin or 0.0) for end in found))
+        return estimates.Estimate(*(end + (threshold.absolute_margin or 0.0) for end in found))
 
     # -- reports ----------------------------------------------------------------------------------------------------
 
@@ -334,8 +327,8 @@ class Gate:
             )
         if any(threshold.range is None for threshold in self.thresholds.values()):
             yield (
-                f"Losses in fewer than {unseen_share(n_episodes):.2g} of the episodes may be missing in these "
-                f"{n_episodes:,}; one in a thousand needs {episodes_to_see(0.001):,} to occur (97.5 %)."
+                f"Losses in fewer than {estimates.unseen_share(n_episodes):.2g} of the episodes may be missing in "
+                f"these {n_episodes:,}; one in a thousand needs {estimates.episodes_to_see(0.001):,} to occur (97.5 %)."
             )
 
     def text(self) -> str:
@@ -360,19 +353,25 @@ HOW_IT_IS_JUDGED = (
 )
 
 
-def _oriented(ours: Values, theirs: Values, factor: float, their_factor: float, bounds: Bounds | None) -> Interval:
+def _oriented(
+    ours: estimates.Values,
+    theirs: estimates.Values,
+    factor: float,
+    their_factor: float,
+    bounds: estimates.Bounds | None,
+) -> estimates.Interval:
     """Estimate the difference of two multiples."""
     known = None
     if bounds is not None:
         known = _range_of([factor * our_end - their_factor * end for our_end in bounds for end in bounds])
-    return mean_interval(factor * ours, their_factor * theirs, known)
+    return estimates.mean_interval(factor * ours, their_factor * theirs, known)
 
 
-def _range_of(ends: Sequence[float]) -> Bounds:
+def _range_of(ends: Sequence[float]) -> estimates.Bounds:
     return min(ends), max(ends)
 
 
-def _result(estimate: Estimate, bound: float) -> str:
+def _result(estimate: estimates.Estimate, bound: float) -> str:
     """Compare an interval with a bound; NaN is undecided."""
     if estimate.low >= bound:
         return PASSED
@@ -393,7 +392,7 @@ def _number(where: str, value: Any) -> float:
     return float(value)
 
 
-def _bounds(where: str, value: Any) -> Bounds:
+def _bounds(where: str, value: Any) -> estimates.Bounds:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise ConfigError(f"{where}: expected the smallest and the largest value, such as [0, 500], found {value!r}.")
     low, high = (_number(where, end) for end in value)

@@ -18,7 +18,7 @@ from maze.core.env.reward import RewardAggregatorInterface
 from maze.core.errors import ConfigError
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.log_stats.log_stats import LogStatsLevel
-from maze.core.rendering.trajectory_page import write_trajectory_page
+from maze.core.rendering.trajectory_page import check_video_file, write_trajectory_page, write_video
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.solve import EpisodeSeeds
@@ -30,7 +30,7 @@ from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze.core.wrappers.trajectory_recording_wrapper import with_frames
+from maze.core.wrappers.recording_wrapper import with_frames
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
 from maze.evaluation.comparison import (
     RETURN,
@@ -46,7 +46,6 @@ from maze.evaluation.comparison import (
 from maze.evaluation.inspection import inspected_episode
 from maze.evaluation.replay import reward_replay, what_if
 from maze.report.page import Page
-from maze.report.video import check_video_file, write_video
 from maze.runner import Runner
 
 if TYPE_CHECKING:

@@ -27,13 +27,8 @@ from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.utils.factory import locate, named_module
-from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
-from maze.core.wrappers.maze_gym_env_wrapper import (
-    GymActionConversion,
-    GymObservationConversion,
-    GymRenderer,
-    import_modules,
-)
+from maze.core.wrappers import maze_gym_env_wrapper
+from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted, import_modules
 
 _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
 _MOST_RETURNS = 16
@@ -181,7 +176,7 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
                     f"from its {own[0]} and {own[1]}."
                 )
         # the conversions of gymnasium environments need only their spaces
-        conversions = {key: GymActionConversion(adapter) for key, adapter in adapters.items()}
+        conversions = {key: maze_gym_env_wrapper.GymActionConversion(adapter) for key, adapter in adapters.items()}
         heads = {(head, repr(space)) for one in conversions.values() for head, space in one.space().spaces.items()}
         is_unique = len(dict(heads)) == len(heads)  # a model has one distribution per name
         super().__init__(
@@ -189,7 +184,9 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
             action_conversion_dict=conversions
             if is_unique
             else {key: RenamedActions(conversion, f"{key}_") for key, conversion in conversions.items()},
-            observation_conversion_dict={key: GymObservationConversion(adapter) for key, adapter in adapters.items()},
+            observation_conversion_dict={
+                key: maze_gym_env_wrapper.GymObservationConversion(adapter) for key, adapter in adapters.items()
+            },
         )
 
 
@@ -365,7 +362,7 @@ class PettingZooCoreEnv(CoreEnv):
     ) -> None:
         super().__init__()
         self.env = env
-        self.renderer = GymRenderer(env)
+        self.renderer = maze_gym_env_wrapper.GymRenderer(env)
         self.events = Pubsub(self.context.event_service).create_event_topic(AgentEvents)
         self._actors = dict(actors)
         self._adapters = dict(adapters)
@@ -542,7 +539,7 @@ class PettingZooCoreEnv(CoreEnv):
         return dict(Counter(actor.step_key for actor in self._actors.values()))
 
     @override(CoreEnv)
-    def get_renderer(self) -> GymRenderer:
+    def get_renderer(self) -> maze_gym_env_wrapper.GymRenderer:
         return self.renderer
 
     @override(CoreEnv)

@@ -84,6 +84,7 @@ class BranchSimulator:
     ) -> None:
         self.branches, self.horizon = branches, horizon
         self._act, self._value = act, value
+        self._content, self._source = b"", None
 
     @property
     def n_decisions(self) -> int:
@@ -97,9 +98,15 @@ class BranchSimulator:
         by_horizon: np.ndarray = self.at_horizons(source, rows, scenarios, first, seed, [self.horizon])[0]
         return by_horizon
 
-    def of_pickled(self, source: bytes, *arguments: Any) -> tuple[np.ndarray, int]:
-        """Return the returns of branches from pickled states, and the number of sub-steps simulated so far."""
-        return self(pickle.loads(source), *arguments), self.n_decisions
+    def of_part(self, part: slice, source: bytes, *arguments: Any) -> tuple[np.ndarray, int]:
+        """Return the returns of branches from pickled states, and the number of sub-steps simulated for them.
+
+        :param part: The branches among all, for the caller.
+        """
+        if source != self._content:  # the parts of a decision have the same states
+            self._content, self._source = source, pickle.loads(source)
+        before = self.n_decisions
+        return self(self._source, *arguments), self.n_decisions - before
 
     def close(self) -> None:
         """Release the copies."""

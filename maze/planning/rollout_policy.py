@@ -53,6 +53,8 @@ _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
 # Share of the decisions whose gain by horizon is measured: many episodes say more than neighbouring decisions.
 _SIMULATED_SHARE = 0.2
+# Parts of the branches for each worker process: branches take uneven time, and a free process takes the next part.
+_PARTS = 4
 
 Value = Callable[[Group], np.ndarray]
 """Estimates what is still to come in a group of branches, `[n_rows]`."""
@@ -353,16 +355,17 @@ class _ProcessSimulator:
     def __call__(
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
-        content, n_workers = pickle.dumps(source), self._pool.n_actors
-        parts = [slice(index, None, n_workers) for index in range(n_workers)]
-        given = [
-            (content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
+        content, n_parts = pickle.dumps(source), min(len(rows), _PARTS * self._pool.n_actors)
+        parts = (slice(index, None, n_parts) for index in range(n_parts))
+        pieces = (
+            (part, content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
             for part in parts
-        ]
-        returns, answers = np.empty(len(rows)), self._pool.call("branches", "of_pickled", given)
-        for part, (of_part, _) in zip(parts, answers, strict=True):
+        )
+        returns = np.empty(len(rows))
+        answers = self._pool.hand_out("branches", "of_part", lambda: next(pieces, None))
+        for (part, *_), (of_part, n_decisions) in answers:
             returns[part] = of_part
-        self.n_decisions = sum(n_decisions for _, n_decisions in answers)
+            self.n_decisions += n_decisions
         return returns
 
     def close(self) -> None:

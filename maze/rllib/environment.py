@@ -17,11 +17,7 @@ from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.interop.gymnasium_export import MazeGymnasiumEnv, discrete_keys, with_numbers
-from maze.train.parallelization.vector_env.vector_env_utils import (
-    EncodedStats,
-    disable_epoch_level_stats,
-    encode_stats,
-)
+from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, disable_epoch_level_stats, encode_stats
 from maze.train.trainers.common.observation_statistics import Moments, ObservedRows
 
 

@@ -11,15 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from ray.rllib.algorithms.dqn.default_dqn_rl_module import QF_NEXT_PREDS, QF_PREDS, QF_TARGET_NEXT_PREDS
-from ray.rllib.algorithms.sac.sac_learner import (
-    ACTION_DIST_INPUTS_NEXT,
-    ACTION_LOG_PROBS,
-    ACTION_LOG_PROBS_NEXT,
-    ACTION_PROBS,
-    ACTION_PROBS_NEXT,
-    QF_TARGET_NEXT,
-    QF_TWIN_PREDS,
-)
+from ray.rllib.algorithms.sac import sac_learner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.distribution.distribution import Distribution
 from ray.rllib.core.learner.utils import make_target_network
@@ -45,8 +37,8 @@ from maze.core.utils.factory import Factory
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.utils import require_valid_rows
+from maze.perception.builders.base import embedding_spaces
 from maze.perception.models.model_composer import BaseModelComposer
-from maze.perception.models.network_factory import embedding_spaces
 from maze.rllib.environment import step_key_of
 
 MODEL_KEY = "maze"
@@ -425,7 +417,7 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
         actions = None if self.is_discrete else batch[Columns.ACTIONS]
         outputs = {
             QF_PREDS: self._q(self.qf, observations, actions),
-            QF_TWIN_PREDS: self._q(self.qf_twin, observations, actions),
+            sac_learner.QF_TWIN_PREDS: self._q(self.qf_twin, observations, actions),
         }
         sampled, log_prob = self._sample(logits)
         with torch.no_grad():
@@ -433,9 +425,11 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
             next_sampled, next_log_prob = self._sample(next_logits)
             target = self._smaller(self.target_qf, self.target_qf_twin, following, next_sampled)
         if self.is_discrete:
-            outputs[ACTION_PROBS], outputs[ACTION_LOG_PROBS] = _categorical(logits)
-            outputs[ACTION_PROBS_NEXT], outputs[ACTION_LOG_PROBS_NEXT] = _categorical(next_logits)
-            return {**outputs, QF_TARGET_NEXT: target}
+            outputs[sac_learner.ACTION_PROBS], outputs[sac_learner.ACTION_LOG_PROBS] = _categorical(logits)
+            outputs[sac_learner.ACTION_PROBS_NEXT], outputs[sac_learner.ACTION_LOG_PROBS_NEXT] = _categorical(
+                next_logits
+            )
+            return {**outputs, sac_learner.QF_TARGET_NEXT: target}
         pair = nn.ModuleList([self.qf, self.qf_twin])
         pair.requires_grad_(False)  # the loss of the actor updates the actor only
         try:
@@ -445,7 +439,7 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
         return {
             **outputs,
             Columns.ACTION_DIST_INPUTS: logits,
-            ACTION_DIST_INPUTS_NEXT: next_logits,
+            sac_learner.ACTION_DIST_INPUTS_NEXT: next_logits,
             "logp_resampled": log_prob,
             "logp_next_resampled": next_log_prob,
             "q_target_next": target,

@@ -22,17 +22,9 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
+from maze.rllib import rl_module
 from maze.rllib.algorithms import RLlibAlgorithm, TuneParameters
 from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, module_id, module_of_agent, step_key_of
-from maze.rllib.rl_module import (
-    MODEL_KEY,
-    MazeRLModule,
-    ModuleConfig,
-    PolicyGradientModule,
-    QPolicyModule,
-    SoftActorCriticModule,
-    TargetPolicyModule,
-)
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.train.parallelization.on_ray.session import ray_session, require_cpus
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -40,12 +32,12 @@ from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvalu
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 
-_MODULES: Mapping[str, type[MazeRLModule]] = {
-    "PPO": PolicyGradientModule,
-    "IMPALA": PolicyGradientModule,
-    "APPO": TargetPolicyModule,
-    "DQN": QPolicyModule,
-    "SAC": SoftActorCriticModule,
+_MODULES: Mapping[str, type[rl_module.MazeRLModule]] = {
+    "PPO": rl_module.PolicyGradientModule,
+    "IMPALA": rl_module.PolicyGradientModule,
+    "APPO": rl_module.TargetPolicyModule,
+    "DQN": rl_module.QPolicyModule,
+    "SAC": rl_module.SoftActorCriticModule,
 }
 _DEFAULT_MODULE = "default_policy"  # RLlib's name for the only module
 _MAX_EVAL_ENVS = 8
@@ -137,7 +129,7 @@ class TrainingSetup:
 
         Its modules are built in this process, where errors are clearer than in a worker.
         """
-        composer = ModuleConfig(self.model, self.spaces_dicts, None).composer()
+        composer = rl_module.ModuleConfig(self.model, self.spaces_dicts, None).composer()
         policy = composer.policy
         if policy is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
@@ -182,7 +174,11 @@ class TrainingSetup:
                 module_class=self._module_class,
                 observation_space=self.spaces_dicts["observation_spaces_dict"][step_key_of(key)],
                 action_space=self.spaces_dicts["action_spaces_dict"][step_key_of(key)],
-                model_config={MODEL_KEY: ModuleConfig(self.model, self.spaces_dicts, key, head, options, shared)},
+                model_config={
+                    rl_module.MODEL_KEY: rl_module.ModuleConfig(
+                        self.model, self.spaces_dicts, key, head, options, shared
+                    )
+                },
             )
             for key in network_keys
         }

@@ -11,13 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maze.core.errors import (
-    ConfigError,
-    EnvironmentContractError,
-    NonFiniteError,
-    install_command,
-    unknown_key_error,
-)
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, install_command, unknown_key_error
 from maze.core.utils.files import atomic_write
 from maze.distributions.samplers import (
     Sampler,
@@ -27,18 +21,9 @@ from maze.distributions.samplers import (
     most_probable,
     sampler_of,
 )
+from maze.serve import pipeline
 from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, BundleError, sha256, unpacked
 from maze.serve.drift import checked_summaries
-from maze.serve.pipeline import (
-    ACTION_STAGES,
-    OBSERVATION_STAGES,
-    Actor,
-    EpisodeState,
-    StepKey,
-    check_provided,
-    packed,
-    stages_of,
-)
 
 Array = np.ndarray[Any, Any]
 LARGEST_FILE = 2**31
@@ -149,7 +134,7 @@ class StepSpec:
     :param where: The sub-step in messages.
     """
 
-    step_key: StepKey
+    step_key: pipeline.StepKey
     observation_space: Mapping[str, Mapping[str, Any]]
     action_space: Mapping[str, Mapping[str, Any]]
     observation_kind: str
@@ -360,7 +345,7 @@ class PolicyBundle:
             self.card: Mapping[str, Any] = description["card"]
             """Name, versions, environment, algorithm, evaluation, spaces, and code of the caller, as JSON."""
             networks = [BundledNetwork(members[network["file"]], network) for network in description["networks"]]
-            self.steps: Mapping[StepKey, StepSpec] = {
+            self.steps: Mapping[pipeline.StepKey, StepSpec] = {
                 step["key"]: step_of(step, networks, self.card["steps"][index])
                 for index, step in enumerate(description["steps"])
             }
@@ -376,9 +361,11 @@ class PolicyBundle:
             """Whether observations of an episode are needed one by one, to stack them or to repeat actions."""
             self.repeats_actions = "skip" in operations
             """Whether actions are repeated for several steps."""
-            self.actor_sequence: list[Actor] = [(actor[0], int(actor[1])) for actor in description["actor_sequence"]]
+            self.actor_sequence: list[pipeline.Actor] = [
+                (actor[0], int(actor[1])) for actor in description["actor_sequence"]
+            ]
             """The actors of a step in their order; empty where it is not fixed."""
-            self.drift: Mapping[StepKey, Mapping[str, Any]] = {
+            self.drift: Mapping[pipeline.StepKey, Mapping[str, Any]] = {
                 step["key"]: checked_summaries(step["drift"], self.steps[step["key"]].observation_space, name)
                 for step in description["steps"]
             }
@@ -444,7 +431,7 @@ class PolicyBundle:
         """
         return PolicySession(self, seed, provided)
 
-    def step(self, step_key: StepKey) -> StepSpec:
+    def step(self, step_key: pipeline.StepKey) -> StepSpec:
         """Return a sub-step.
 
         :raises ConfigError: There is no such sub-step.
@@ -456,7 +443,7 @@ class PolicyBundle:
 
     def act_batch(
         self,
-        step_key: StepKey,
+        step_key: pipeline.StepKey,
         observations: Mapping[str, Any],
         *,
         agent_id: int = 0,
@@ -528,7 +515,7 @@ class PolicySession:
         self, bundle: PolicyBundle, seed: int | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
     ) -> None:
         provided = dict(provided or {})
-        check_provided(bundle.card["code"], provided)
+        pipeline.check_provided(bundle.card["code"], provided)
         self.bundle = bundle
         self.rng = seeded_generator(seed)
         """Samples actions; a server passes it to `act_batch`."""
@@ -536,13 +523,13 @@ class PolicySession:
         """Entries of the latest observation, before any wrapper."""
         self._observation_stages, self._action_stages = {}, {}
         for key, step in bundle.steps.items():
-            first, *others = stages_of(OBSERVATION_STAGES, step.observation_operations, provided)
+            first, *others = pipeline.stages_of(pipeline.OBSERVATION_STAGES, step.observation_operations, provided)
             self._observation_stages[key] = (first, others)
-            self._action_stages[key] = stages_of(ACTION_STAGES, step.action_operations, provided)
-        self._state = EpisodeState()
+            self._action_stages[key] = pipeline.stages_of(pipeline.ACTION_STAGES, step.action_operations, provided)
+        self._state = pipeline.EpisodeState()
         self._sequence = bundle.actor_sequence
         self._n_prepared = 0
-        self._actor: Actor = self._sequence[0] if self._sequence else (next(iter(bundle.steps)), 0)
+        self._actor: pipeline.Actor = self._sequence[0] if self._sequence else (next(iter(bundle.steps)), 0)
 
     def reset(self, seed: int | None = None) -> None:
         """Begin another episode.
@@ -557,7 +544,7 @@ class PolicySession:
     def act(
         self,
         observation: Any,
-        actor_id: Actor | None = None,
+        actor_id: pipeline.Actor | None = None,
         *,
         deterministic: bool = True,
         temperature: float = 1.0,
@@ -609,7 +596,7 @@ class PolicySession:
     def states(self, states: dict[str, Array]) -> None:
         self._state.states[self._actor] = states
 
-    def prepare(self, observation: Any, actor_id: Actor | None = None) -> dict[str, Array] | None:
+    def prepare(self, observation: Any, actor_id: pipeline.Actor | None = None) -> dict[str, Array] | None:
         """Compute the network inputs of the acting actor, float32 `[*shape]` by name, without a batch dimension.
 
         :param observation: See :meth:`act`.
@@ -681,7 +668,7 @@ def replay_reference(bundle: PolicyBundle, tolerance: float) -> None:
     session = bundle.session()
     for case in bundle.episode:
         step, agent_id = bundle.step(case["actor"][0]), case["actor"][1]
-        observation = packed(case["observation"], step.observation_kind)
+        observation = pipeline.packed(case["observation"], step.observation_kind)
         inputs = session.prepare(observation, (step.step_key, agent_id))
         for name, found in (inputs or {}).items():
             _require_close(found, case["inputs"][name], 1e-5, f"{step.where}, network input `{name}`")

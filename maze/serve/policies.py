@@ -22,17 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
 from maze.serve.decision_log import DecisionLog, written_rng
-from maze.serve.served import (
-    Metrics,
-    Options,
-    Query,
-    RefusedError,
-    Served,
-    Settings,
-    as_json,
-    invalid,
-    other_bundle,
-)
+from maze.serve.served import Metrics, Options, Query, RefusedError, Served, Settings, as_json, invalid, other_bundle
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -29,7 +30,14 @@ class Timeout:
         self._is_armed = False
 
     def handle_timeout(self, signum: int, frame: FrameType | None) -> None:
-        """Raise the error in the block; the handler of the signal."""
+        """Raise the error in the block; the handler of the signal.
+
+        The wake-up descriptor of the process receives a zero: the block is not in native code that does not return.
+        """
+        descriptor = signal.set_wakeup_fd(-1)
+        if descriptor >= 0:
+            os.write(descriptor, b"\0")
+            signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
         raise TimeoutError(self.error_message)
 
     def __enter__(self) -> Timeout:

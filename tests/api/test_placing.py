@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from maze.api.placing import as_wrapper_configs, is_plain, place
+from maze.api.config_auditor import as_wrapper_configs, is_plain, place
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.hydra_setup import value_text
 

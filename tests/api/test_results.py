@@ -17,7 +17,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.train.trainers.common import trainer
-from maze.train.utils.training_record import RECORD_FILE, read_record, write_record
+from maze.train.utils.run_process import RECORD_FILE, read_record, write_record
 from tests.api.shorter import SEEDS, SHORTER
 
 STEPS_PER_EPOCH = 8  # SHORTER: one update of 4 steps in each of 2 environments

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
 from maze.runner import Runner
-from maze.train.utils.training_record import write_record
+from maze.train.utils.run_process import write_record
 
 ROOT_CONFIG = """
 defaults:

@@ -10,7 +10,7 @@ import pytest
 
 from maze.api.run_context import RunContext
 from maze.maze_cli import main
-from maze.train.utils.training_record import RECORD_FILE
+from maze.train.utils.run_process import RECORD_FILE
 from tests.api.shorter import SHORTER
 
 

@@ -18,8 +18,7 @@ from optuna.distributions import CategoricalDistribution as Choice
 from optuna.distributions import FloatDistribution as Float
 from optuna.distributions import IntDistribution as Int
 
-from maze.cli.errors import UsageError
-from maze.cli.hydra_setup import value_text
+from maze.cli.hydra_setup import UsageError, value_text
 from maze.cli.sweeps.results import (
     STUDY_FILE,
     SweepRun,

@@ -14,9 +14,7 @@ from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
-from maze.distributions.multi_categorical import (
-    MultiCategoricalProbabilityDistribution,
-)
+from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
 BETA = "maze.distributions.beta.BetaProbabilityDistribution"

@@ -9,13 +9,7 @@ from maze.core.errors import ConfigError
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
-from maze_envs.queueing.exact import (
-    criss_cross_optimum,
-    criss_cross_values,
-    expected_changes,
-    smoothed_cost,
-    tabulated,
-)
+from maze_envs.queueing.exact import criss_cross_optimum, criss_cross_values, expected_changes, smoothed_cost, tabulated
 from maze_envs.queueing.network import PriorityPolicy, QueueingEnv, Queues, network_of
 
 

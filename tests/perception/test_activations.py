@@ -12,7 +12,7 @@ from torch import nn
 from maze.core.errors import ConfigError
 from maze.perception import weight_init
 from maze.perception.blocks import DenseBlock, InferenceBlock
-from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.program.network_program import in_numpy
 from maze.perception.weight_init import Tanh, activation_type
 
 MANY = (130, 64)

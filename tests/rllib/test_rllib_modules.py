@@ -19,13 +19,7 @@ with warnings.catch_warnings():
     from ray.rllib.core.columns import Columns
 
     from maze.rllib.algorithms import ALGORITHMS, SET_BY_RUNNER, configured, known_hyperparameters
-    from maze.rllib.environment import (
-        EnvConfig,
-        MazeMultiAgentEnv,
-        MazeRLlibEnv,
-        module_of_agent,
-        unique_seed,
-    )
+    from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, module_of_agent, unique_seed
     from maze.rllib.rl_module import (
         MODEL_KEY,
         ModuleConfig,

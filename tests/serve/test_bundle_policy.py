@@ -25,15 +25,7 @@ from maze.serve.bundle import PolicyBundle
 from maze.serve.drift import DriftLimits
 from maze.serve.policy import BundlePolicy, WholeBundlePolicy
 from maze.serve.wrappers_as_data import wrappers_of_environment
-from tests.serve.serving import (
-    always,
-    cartpole,
-    cartpole_observations,
-    cutting,
-    cutting_env,
-    pendulum,
-    remembering,
-)
+from tests.serve.serving import always, cartpole, cartpole_observations, cutting, cutting_env, pendulum, remembering
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from maze.cli.errors import UsageError, suggestion
-from maze.cli.hydra_setup import value_text
+from maze.cli.hydra_setup import UsageError, suggestion, value_text
 
 PARAMETRIZATION = "hydra.sweeper.parametrization"
 SCALAR_FIELDS = ("lower", "upper", "init", "step", "integer", "log")

@@ -22,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from maze.cli.errors import UsageError, suggestion
+from maze.cli.hydra_setup import UsageError, suggestion
 from maze.cli.sweeps.results import STUDY_FILE, SweepRun, SweepTrial, TrialResult, reported_value
 from maze.cli.sweeps.space import SearchSpace, text_of, texts_of, value_of
 from maze.core.annotations import override

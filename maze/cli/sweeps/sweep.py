@@ -16,8 +16,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from maze.cli.errors import translated
-from maze.cli.hydra_setup import for_hydra
+from maze.cli.hydra_setup import for_hydra, translated
 from maze.cli.launchers import FinishedJob, Jobs, LocalLauncher, outcome
 from maze.cli.sweeps.results import (
     COMPLETED,
@@ -39,7 +38,7 @@ from maze.cli.sweeps.study import Plan, SweepStudy
 from maze.core.errors import WorkerError
 from maze.core.utils.files import write_whole
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
-from maze.train.utils.training_record import read_record
+from maze.train.utils.run_process import read_record
 
 POLL_INTERVAL = 1.0
 """Seconds between two inspections of running trials by a search with a pruner."""

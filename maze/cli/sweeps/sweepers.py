@@ -17,8 +17,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.errors import UsageError
-from maze.cli.hydra_setup import apply_overrides, for_hydra
+from maze.cli.hydra_setup import UsageError, apply_overrides, for_hydra
 from maze.cli.launchers import CONSOLE_FILE, LocalLauncher
 from maze.cli.sweeps.results import FAILED, STEPS, TrialResult, has_study
 from maze.core.annotations import override

@@ -25,7 +25,7 @@ from maze.distributions.multi_categorical import MultiCategoricalProbabilityDist
 from maze.distributions.samplers import Sampler, check_logits, most_probable, sampler_of
 from maze.distributions.utils import require_valid_rows, sample_with
 from maze.perception.blocks.recurrent.lstm import Run, StepRun, recurrent_cells, running
-from maze.perception.program.numpy_networks import NumpyNetwork, in_numpy
+from maze.perception.program.network_program import NumpyNetwork, in_numpy
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv

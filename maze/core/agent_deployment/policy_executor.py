@@ -24,10 +24,7 @@ from maze.core.agent_deployment.external_core_env import (
     Signal,
     StateUpdate,
 )
-from maze.core.agent_deployment.maze_action_candidates import (
-    ActionCandidates,
-    ActionConversionCandidatesInterface,
-)
+from maze.core.agent_deployment.maze_action_candidates import ActionCandidates, ActionConversionCandidatesInterface
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_state import MazeStateType

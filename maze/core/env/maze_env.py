@@ -265,7 +265,7 @@ class _StepPath:
 
     def __init__(self, env: MazeEnv[Any]) -> None:
         self.env = env
-        self.core_env = env.env
+        self.core_env: CoreEnv = env.env
         self.context: EnvironmentContext = self.core_env.context
         self.action_conversions = env.action_conversion_dict
         self.observation_conversions = env.observation_conversion_dict

@@ -5,18 +5,16 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_state import MazeStateType
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import Renderer
-
-if TYPE_CHECKING:
-    from maze.core.env.maze_action import MazeActionType
-    from maze.core.env.maze_state import MazeStateType
-    from maze.core.trajectory_recording.records.state_record import StateRecord
+from maze.core.trajectory_recording.records.state_record import StateRecord
 
 
 class RecordedFramesRenderer(Renderer):

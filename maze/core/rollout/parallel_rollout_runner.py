@@ -18,9 +18,8 @@ from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.solve import NO_SEARCH, EpisodeSeeds, Search
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, locate
-from maze.core.utils.files import inside_directory, write_whole
+from maze.core.utils.files import inside_directory, local_copy, origin_of, write_whole
 from maze.core.utils.import_guard import ImportGuard, current_guard, imports_guarded
-from maze.core.utils.storage import local_copy, origin_of
 from maze.core.utils.worker_pool import ProcessPool, TaskPool, quick_start_method
 from maze.core.utils.worker_process import failure_of
 

@@ -133,7 +133,7 @@ class RolloutGenerator:
         if self._single is not None:
             return self._single.rollout(policy, self._logits_shapes(policy), n_steps, trajectory_id)
         assert n_steps is not None
-        columns = RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
+        columns = self.allocate(n_steps, policy)
         columns.infos = []
         self.collect(policy, columns)
         return record_of(columns, with_next_observations=self.record_next_observations, id=trajectory_id)

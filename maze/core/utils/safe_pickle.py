@@ -19,16 +19,9 @@ from types import FunctionType
 from typing import IO, Any, Generic
 
 from maze.core.errors import CheckpointError
+from maze.core.utils import pickle_rules
 from maze.core.utils.files import IN_MEMORY, verify_checksum
 from maze.core.utils.pickle_reader import RefusedPickleError, Rule, read_pickle
-from maze.core.utils.pickle_rules import (
-    class_that_only_stores,
-    data_class,
-    plain_rules,
-    space_rules,
-    torch_rules,
-    trusted_class,
-)
 
 _registered: set[str] = set()
 _PLAIN_BASES = (object, ABC, tuple, Enum, Generic, int, str)
@@ -115,8 +108,8 @@ class _Names:
         """Return the rule for a name, or raise an error that explains how to allow it."""
         full_name = f"{module_name}.{qualified_name}"
         rule = (
-            plain_rules().get(full_name)
-            or (space_rules().get(full_name) if module_name.startswith("gymnasium.spaces.") else None)
+            pickle_rules.plain_rules().get(full_name)
+            or (pickle_rules.space_rules().get(full_name) if module_name.startswith("gymnasium.spaces.") else None)
             or (_tensor_rule(full_name) if module_name.partition(".")[0] == "torch" else None)
             or self._own_rule(module_name, qualified_name, full_name)
         )
@@ -139,18 +132,20 @@ class _Names:
             # no environment, policy or network: its bases are data, too
             bases = (_qualified_name(base) for base in found.__mro__ if base not in _PLAIN_BASES)
             is_data = all(name in self._data_classes or name.startswith(self._data_prefixes) for name in bases)
-            if (is_own or (is_below_listed and is_data)) and (rule := class_that_only_stores(found)) is not None:
+            if (is_own or (is_below_listed and is_data)) and (
+                rule := pickle_rules.class_that_only_stores(found)
+            ) is not None:
                 return rule
         if _is_harmless_interface(found):
             return Rule(found)
-        return data_class(found) if is_listed and isinstance(found, type) else None
+        return pickle_rules.data_class(found) if is_listed and isinstance(found, type) else None
 
     def _trusted_rule(self, found: Any, is_named: bool) -> Rule | None:
         # a pattern matches only definitions, not imports of such a module, and no functions but events
         if not is_named and not _qualified_name(found).startswith(self._prefixes):
             return None
         if isinstance(found, type):
-            return trusted_class(found)
+            return pickle_rules.trusted_class(found)
         if is_named:
             return Rule(found, call=found)
         return Rule(found) if _is_harmless_interface(found) else None
@@ -159,7 +154,7 @@ class _Names:
 def _tensor_rule(full_name: str) -> Rule | None:
     if full_name == "torch.storage._load_from_bytes":
         return Rule(_load_storage, call=_load_storage)
-    return torch_rules().get(full_name)
+    return pickle_rules.torch_rules().get(full_name)
 
 
 def _load_storage(content: Any) -> Any:

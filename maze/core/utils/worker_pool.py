@@ -8,6 +8,7 @@ Starts, failures, replacements and shutdown are the pool's.
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import select
@@ -22,11 +23,11 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.reduction import send_handle
 from multiprocessing.util import Finalize
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -35,24 +36,17 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator
+from maze.core.utils import worker_process
 from maze.core.utils import worker_process as messages
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
-from maze.core.utils.worker_process import (
-    GONE,
-    Channel,
-    Failure,
-    SharedMemory,
-    Stored,
-    exception_of,
-    map_memory,
-    pickled,
-)
 from maze.utils.process import exit_text, preload
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 2.0
 """Seconds that workers may take to close their environments before they are killed."""
+_HANG_SECONDS = 5.0
+"""Seconds after the time limit of an environment within which native code has to return."""
 _ADVICE_FOR_SIGNALS = {
     -signal.SIGKILL: "The operating system may have run out of memory; fewer environments or workers need less of it.",
     -signal.SIGSEGV: "Native code of an environment crashed.",
@@ -140,7 +134,7 @@ class TaskPool(ABC):
 
         :param policy: The policy, or a tuple with the policy and further objects.
         """
-        return self.put(np.frombuffer(pickled(policy, "policy: it"), np.uint8))
+        return self.put(np.frombuffer(worker_process.pickled(policy, "policy: it"), np.uint8))
 
     def call(self, name: str, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method of the first actors in parallel.
@@ -290,24 +284,39 @@ class Worker:
     rows: slice
     """Its environments among all."""
     process: Any
-    channel: Channel
+    channel: worker_process.Channel
     """The parent's end of its pipe."""
-    tasks: deque[Task]
+    alarm: Any
+    """Pipe to which the worker reports that a time limit of its environments has passed, see `Timeout`."""
+    n_starts: int = 0
+    """Number of earlier starts."""
+    n_failures: int = 0
+    """Number of consecutive failures."""
+    tasks: deque[Task] = field(default_factory=deque)
     """Its tasks in progress."""
+
+    def fds(self) -> tuple[int, int, int]:
+        """Return the file descriptors that show its answers, its alarms and its end."""
+        return self.channel.fd, self.alarm.fileno(), self.process.sentinel
 
 
 class ProcessPool(TaskPool):
     """Actors in worker processes. The first failure of one of them is raised, with its name, and ends all.
 
+    With `max_restarts`, a failed process is replaced by a new one, which repeats its calls; errors that a repetition
+    does not change are raised.
+
     :param n_actors: Number of processes.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     :param rows: The environments of each worker among all, for messages; empty: they are not numbered.
-    :param timeout: Seconds that :meth:`finished` may wait; `None`: no limit.
+    :param timeout: Seconds that a call may take; `None`: no limit; infinite: environments have time limits of steps,
+        after which native code has to return.
     :param n_slots: Number of stored arrays of each size; calls that use earlier ones must be completed.
     :param in_background: Whether workers send results in a thread and work on while they are not received.
     :param modules: Modules that the fork server imports once for all workers.
     :param noun: Name of a worker in messages.
     :param item: Names the work of a call, from its arguments, in messages (` of episode 3`).
+    :param max_restarts: Maximum number of consecutive replacements of a process.
     """
 
     def __init__(
@@ -322,63 +331,74 @@ class ProcessPool(TaskPool):
         modules: Sequence[str] = (),
         noun: str = "environment worker",
         item: Callable[[tuple[Any, ...]], str] = lambda arguments: "",
+        max_restarts: int = 0,
     ) -> None:
         super().__init__()
         self.n_first = n_actors
         self.workers: list[Worker] = []
         self._finalizer = Finalize(self, _end_workers, args=(self.workers,), exitpriority=10)
         self._timeout, self._n_slots, self._in_background = timeout, n_slots, in_background
-        self._noun, self._item = noun, item
-        self._n_stored = Counter[int]()
-        self.memory: dict[int, SharedMemory] = {}
+        self._noun, self._item, self._max_restarts = noun, item, max_restarts
+        self._makers: dict[str, tuple[Maker, int | None]] = {}
+        self._last_slots: dict[int, int] = {}
+        self._deadlines: dict[int, float] = {}
+        """Latest time of the next answer of workers."""
+        self.memory: dict[int, worker_process.SharedMemory] = {}
         """Shared memory of the stored arrays by their size."""
         self._short_calls = {
             method: [Task(index, "", method, ()) for index in range(n_actors)] for method in messages.SHORT_CALLS
         }
-        context = process_context(start_method, [messages.__name__, *modules])
+        self._context = process_context(start_method, [messages.__name__, *modules])
+        self._poll = select.poll()
+        self._worker_of: dict[int, Worker] = {}
         try:
-            for of_worker in rows or [slice(0, 0)] * n_actors:
-                self.workers.append(self._start(context, of_worker))
+            for index, of_worker in enumerate(rows or [slice(0, 0)] * n_actors):
+                self.workers.append(self._start(index, of_worker))
         except BaseException:
             self.close()
             raise
-        self._poll = select.poll()
-        self._worker_of: dict[int, Worker] = {}
-        for worker in self.workers:
-            for fd in (worker.channel.fd, worker.process.sentinel):
-                self._worker_of[fd] = worker
-                self._poll.register(fd, select.POLLIN)
 
-    def _start(self, context: Any, rows: slice) -> Worker:
-        index = len(self.workers)
-        is_fork = context.get_start_method() == "fork"
-        ours, theirs = context.Pipe(duplex=True)
+    def _start(self, index: int, rows: slice, *counts: int) -> Worker:
+        is_fork = self._context.get_start_method() == "fork"
+        ours, theirs = self._context.Pipe(duplex=True)
+        alarm, their_alarm = self._context.Pipe(duplex=False)
         inherited = [ours, *(worker.channel.connection for worker in self.workers)] if is_fork else []
-        process = context.Process(
-            target=messages.run_worker, args=(theirs, self._in_background, inherited), name=f"maze-worker-{index}"
+        process = self._context.Process(
+            target=messages.run_worker,
+            args=(theirs, their_alarm, self._in_background, inherited),
+            name=f"maze-worker-{index}",
         )
         with _starting(is_fork):
             process.start()
         theirs.close()
-        return Worker(index, rows, process, Channel(ours), deque())
+        their_alarm.close()
+        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, *counts)
+        for fd in worker.fds():
+            self._worker_of[fd] = worker
+            self._poll.register(fd, select.POLLIN)
+        return worker
 
     @override(TaskPool)
     def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
-        makers = [pickled(maker(index, 0), "env: it") for index in range(self.n_actors)]
+        self._makers[name] = maker, fd
+        makers = [worker_process.pickled(maker(index, 0), "env: it") for index in range(self.n_actors)]
         tasks = [self.submit(index, "", "host", name, make, fd=fd) for index, make in enumerate(makers)]
         self.finished(tasks, len(tasks))
 
     @override(TaskPool)
     @timed(TRANSFER)
-    def put(self, value: Any) -> Stored:
+    def put(self, value: Any) -> worker_process.Stored:
         n_bytes = value.nbytes
         if n_bytes not in self.memory:
-            memory = self.memory[n_bytes] = map_memory(n_bytes * self._n_slots)
+            memory = self.memory[n_bytes] = worker_process.map_memory(n_bytes * self._n_slots)
             for index in range(self.n_actors):
                 self.submit(index, "", "receive", n_bytes, self._n_slots, fd=memory.fd)
-        stored = Stored(self._n_stored[n_bytes] % self._n_slots, value.shape, value.dtype.str)
+        arguments = [each for task in self._under_way for each in task.arguments]
+        in_use = {each.slot for each in arguments if isinstance(each, worker_process.Stored)}
+        following = [(self._last_slots.get(n_bytes, -1) + 1 + n) % self._n_slots for n in range(self._n_slots)]
+        slot = self._last_slots[n_bytes] = next((slot for slot in following if slot not in in_use), following[0])
+        stored = worker_process.Stored(slot, value.shape, value.dtype.str)
         stored.of(self.memory)[...] = value
-        self._n_stored[n_bytes] += 1
         return stored
 
     @override(TaskPool)
@@ -406,7 +426,6 @@ class ProcessPool(TaskPool):
     @override(TaskPool)
     def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:
         self._check_open()
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
         n_wanted = min(n_wanted, len(tasks))
         try:
             while True:
@@ -414,29 +433,40 @@ class ProcessPool(TaskPool):
                 if n_done == len(tasks):
                     return list(tasks)
                 is_waiting = wait and n_done < n_wanted
+                deadline = min(self._deadlines.values(), default=None)
                 seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
                 events = self._events(seconds if is_waiting else 0.0)
-                for fd, event in events:
-                    worker = self._worker_of[fd]
-                    if fd == worker.channel.fd and event & select.POLLIN:
-                        result, duration = self._receive(worker)
-                        task = worker.tasks.popleft()
-                        task.result, task.is_done = result, True
-                        if task.name:
-                            self._completed(task, worker.index, result, duration)
-                    elif not worker.channel.connection.poll(0):
-                        self._fail_dead(worker)
+                self._take(events)
                 if not events and is_waiting:
-                    raise self._error(
-                        f"did not answer within {self._timeout:g} seconds",
-                        next(worker for worker in self.workers if worker.tasks),
-                        "Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long.",
-                    )
-                if not events:
+                    late = self.workers[min(self._deadlines, key=self._deadlines.__getitem__)]
+                    self._replace(late, self._late(late))
+                elif not events:
                     return [task for task in tasks if task.is_done]
         except BaseException:  # after an interrupt, later calls would read the remaining answers
             self.close()
             raise
+
+    def _take(self, events: Sequence[tuple[int, int]]) -> None:
+        """Take answers, alarms and failures, up to the first failure: a new process may have its file descriptors."""
+        for fd, event in events:
+            worker, n_restarts = self._worker_of[fd], self.n_restarts
+            if fd == worker.channel.fd and event & select.POLLIN:
+                self._receive(worker)
+            elif fd == worker.alarm.fileno() and event & select.POLLIN:
+                numbers = os.read(fd, 4096)
+                if self._timeout == math.inf:
+                    is_late = numbers.rfind(signal.SIGALRM) > numbers.rfind(0)
+                    self._limit(worker, _HANG_SECONDS if is_late else math.inf)
+            elif not worker.channel.connection.poll(0):
+                self._replace(worker, self._ended(worker))
+            if self.n_restarts > n_restarts:
+                return
+
+    def _limit(self, worker: Worker, seconds: float) -> None:
+        """Set the time in which a worker has to answer; infinite: there is no limit."""
+        self._deadlines.pop(worker.index, None)
+        if seconds < math.inf and worker.tasks:
+            self._deadlines[worker.index] = time.monotonic() + seconds
 
     @override(TaskPool)
     def close(self) -> None:
@@ -446,12 +476,14 @@ class ProcessPool(TaskPool):
     def _send(self, task: Task, code: bytes, content: bytes = b"", fd: int | None = None) -> None:
         worker = self.workers[task.actor]
         worker.tasks.append(task)
+        if self._timeout is not None and len(worker.tasks) == 1:
+            self._limit(worker, self._timeout)
         try:
             worker.channel.send_pickled(code, content)
             if fd is not None:
                 send_handle(worker.channel.connection, fd, worker.process.pid)
-        except GONE:
-            self._fail_dead(worker)
+        except worker_process.GONE:
+            self._replace(worker, self._ended(worker))
 
     @timed(WAITING)
     def _events(self, seconds: float | None) -> list[tuple[int, int]]:
@@ -465,14 +497,23 @@ class ProcessPool(TaskPool):
         return events
 
     @timed(TRANSFER)
-    def _receive(self, worker: Worker) -> tuple[Any, float]:
+    def _receive(self, worker: Worker) -> None:
         try:
             code, payload = worker.channel.receive()
-        except GONE:
-            self._fail_dead(worker)
+        except worker_process.GONE:
+            self._replace(worker, self._ended(worker))
+            return
         if code == messages.FAILED:
-            self._fail_raised(worker, payload)
-        return payload or (None, 0.0)
+            self._replace(worker, self._raised(worker, payload))
+            return
+        result, duration = payload or (None, 0.0)
+        task = worker.tasks.popleft()
+        task.result, task.is_done = result, True
+        if task.name:
+            worker.n_failures = 0
+            self._completed(task, worker.index, result, duration)
+        if self._timeout is not None:
+            self._limit(worker, self._timeout)
 
     def _check_open(self) -> None:
         if not self._finalizer.still_active():
@@ -481,31 +522,70 @@ class ProcessPool(TaskPool):
                 "interrupted). Make new ones: a new vector environment, or a new run."
             )
 
-    def _fail_raised(self, worker: Worker, failure: Failure) -> NoReturn:
-        self.close()
-        cause = exception_of(failure)
+    def _raised(self, worker: Worker, failure: worker_process.Failure) -> EnvWorkerError:
+        """Return the error for an exception in a worker; raise it itself if a repetition does not change it."""
+        cause = worker_process.exception_of(failure)
         where = f" in {failure.place}" if failure.place else ""
         error = self._error(f"raised {failure.text.rstrip('.')}{where}", worker, trace=failure.traceback)
+        error.__cause__ = cause if isinstance(cause, Exception) else None
         if isinstance(cause, MazeError) and not failure.place:  # its message names its origin
+            self.close()
             raise cause from error
-        raise error from cause if isinstance(cause, Exception) else None
+        return error
 
-    def _fail_dead(self, worker: Worker) -> NoReturn:
+    def _ended(self, worker: Worker) -> EnvWorkerError:
         # the process may have reported an exception before it ended, after messages that are not read yet
-        with suppress(*GONE):
+        with suppress(*worker_process.GONE):
             while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
                 if code == messages.FAILED:
-                    self._fail_raised(worker, payload)
+                    return self._raised(worker, payload)
         worker.process.join(1.0)
         exit_code = worker.process.exitcode
-        self.close()
         if exit_code is None:
-            raise self._error("closed its pipe but is still running", worker)
+            return self._error("closed its pipe but is still running", worker)
         advice = "An environment, or a library it uses, ended the process."
         if exit_code < 0:
             advice = _ADVICE_FOR_SIGNALS.get(exit_code, "")
-        raise self._error(exit_text(exit_code), worker, advice)
+        return self._error(exit_text(exit_code), worker, advice)
+
+    def _late(self, worker: Worker) -> EnvWorkerError:
+        advice = "Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long."
+        what = f"did not answer within {self._timeout:g} seconds"
+        if self._timeout == math.inf:
+            what = f"did not return from native code within {_HANG_SECONDS:g} seconds after `runner.env_timeout`"
+        return self._error(what, worker, advice)
+
+    def _replace(self, worker: Worker, error: EnvWorkerError) -> None:
+        """Replace a failed worker by a new process, which repeats its calls.
+
+        :raises EnvWorkerError: It has failed too often; all workers are ended.
+        """
+        index, n_failures = worker.index, worker.n_failures + 1
+        if n_failures > self._max_restarts:
+            self.close()
+            raise error
+        logger.warning("%s\nThe process is replaced.", error)
+        for fd in worker.fds():
+            self._poll.unregister(fd)
+            del self._worker_of[fd]
+        if index not in self._deadlines:
+            worker.process.join(_CLOSE_SECONDS)  # it closes its environments after an exception
+        worker.process.kill()
+        worker.channel.close()
+        worker.alarm.close()
+        self._deadlines.pop(index, None)
+        self.n_restarts += 1
+        new = self.workers[index] = self._start(index, worker.rows, worker.n_starts + 1, n_failures)
+        preparing = [("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()]
+        for name, (maker, fd) in self._makers.items():
+            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), fd))
+        for method, arguments, descriptor in preparing:
+            self.submit(index, "", method, *arguments, fd=descriptor)
+        for task in worker.tasks:
+            task.is_done = not task.name  # otherwise, it is prepared already
+            if task.name and self.workers[index] is new:  # otherwise, the new one is replaced, too
+                self._send(task, messages.CALL, messages.dumps((task.name, task.method, task.arguments, False)))
 
     def _error(self, what: str, worker: Worker, advice: str = "", trace: str = "") -> EnvWorkerError:
         """Return the error that names a failed worker.
@@ -646,7 +726,7 @@ def _starting(is_fork: bool) -> Iterator[None]:
 def _end_workers(workers: list[Worker]) -> None:
     """Request the end of processes, and kill those that do not end. Takes at most five seconds."""
     for worker in workers:
-        with suppress(*GONE, BlockingIOError):  # a worker that does not read is killed below
+        with suppress(*worker_process.GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)
             worker.channel.send(messages.CLOSE)
     for seconds in (_CLOSE_SECONDS, 1.0):

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.random_policy import candidates_of, masked_heads
 from maze.core.annotations import override
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import TARGET_KEY, plain_container
+from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
 from maze.perception.models.critics import SharedStateCriticComposer, StepStateCriticComposer
 from maze.perception.models.model_composer import BaseModelComposer, check_keys, critic_composer_type
 from maze.perception.models.template_model_composer import TemplateModelComposer
-
-if TYPE_CHECKING:
-    from maze.core.env.structured_env import StepKeyType
-    from maze.core.utils.factory import ConfigType
 
 CARRIED = "carried"
 """Recurrence whose hidden state is carried from step to step."""

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from gymnasium import spaces
 
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
+from maze.core.env.structured_env import StepKeyType
+from maze.core.utils.factory import ConfigType
+from maze.perception.builders.base import embedding_spaces
+from maze.perception.models import model_composer
 from maze.perception.models.critics import BaseStateActionCriticComposer
-from maze.perception.models.model_composer import (
-    BaseModelComposer,
-    Critic,
-    check_keys,
-    check_part,
-    critic_composer_type,
-)
-from maze.perception.models.network_factory import embedding_spaces
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import StepKeyType
-    from maze.core.utils.factory import ConfigType
 
 _PART_KEYS = ("_target_", "networks")
 
 
-class CustomModelComposer(BaseModelComposer):
+class CustomModelComposer(model_composer.BaseModelComposer):
     """Build the networks of `policy.networks` and `critic.networks`.
 
     Outputs of a policy network other than its action heads are embeddings shared with the critic: the critic's network
@@ -54,22 +45,22 @@ class CustomModelComposer(BaseModelComposer):
         self._critic_config = critic
 
     @classmethod
-    @override(BaseModelComposer)
+    @override(model_composer.BaseModelComposer)
     def check_model_config(cls, model_config: ConfigType) -> None:
-        check_keys(cls, model_config, {"policy": _PART_KEYS, "critic": _PART_KEYS})
+        model_composer.check_keys(cls, model_config, {"policy": _PART_KEYS, "critic": _PART_KEYS})
 
     @cached_property
-    @override(BaseModelComposer)
+    @override(model_composer.BaseModelComposer)
     def policy(self) -> TorchPolicy | None:
         return self._compose_policy(self._policy_config)
 
     @cached_property
-    @override(BaseModelComposer)
-    def critic(self) -> Critic | None:
+    @override(model_composer.BaseModelComposer)
+    def critic(self) -> model_composer.Critic | None:
         if self._critic_config is None:
             return None
-        check_part(self._critic_config, "model.critic", _PART_KEYS)
-        composer_type = critic_composer_type(self._critic_config)
+        model_composer.check_part(self._critic_config, "model.critic", _PART_KEYS)
+        composer_type = model_composer.critic_composer_type(self._critic_config)
         judges_actions = composer_type is not None and issubclass(composer_type, BaseStateActionCriticComposer)
         if self.policy is None or judges_actions:
             return self._compose_critic(self._critic_config, self.observation_spaces_dict)

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymnasium import spaces
 
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
-from maze.perception.models.auto_model_composer import (
-    AutoModelComposer,
-    as_step_critic,
-    flat_networks,
-    is_flat,
-    recognised_masks,
-    without_flat_networks,
-)
+from maze.core.env.structured_env import StepKeyType
+from maze.core.utils.factory import ConfigType
+from maze.perception.models import auto_model_composer
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.perception.models.model_composer import BaseModelComposer, Critic
 from maze.perception.models.template_model_composer import TemplateModelComposer
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import StepKeyType
-    from maze.core.utils.factory import ConfigType
 
 
 class FlattenConcatModelComposer(BaseModelComposer):
@@ -54,15 +45,18 @@ class FlattenConcatModelComposer(BaseModelComposer):
     ) -> None:
         super().__init__(action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
         given = (action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
-        networks = flat_networks(policy)
+        networks = auto_model_composer.flat_networks(policy)
         self.handed_over = _more_than_flat(action_spaces_dict, observation_spaces_dict, networks) if networks else ""
         """Why the model is derived from the spaces; empty: it is not."""
         self._composer: BaseModelComposer
         if self.handed_over:
             settings = {key: networks[0][key] for key in ("hidden_units", "non_lin") if networks[0].get(key)}
             settings["shared_embedding"] = "head_units" in networks[0]
-            self._composer = AutoModelComposer(
-                *given, without_flat_networks(policy), as_step_critic(critic), **settings
+            self._composer = auto_model_composer.AutoModelComposer(
+                *given,
+                auto_model_composer.without_flat_networks(policy),
+                auto_model_composer.as_step_critic(critic),
+                **settings,
             )
         else:
             self._composer = CustomModelComposer(*given, policy, critic)
@@ -97,10 +91,10 @@ def _more_than_flat(
     """Describe why flattening and concatenating does not suit the spaces; empty: it does."""
     for step in observation_spaces_dict.values():
         for key, space in step.spaces.items():
-            if not is_flat(space):
+            if not auto_model_composer.is_flat(space):
                 shape = f" of the shape {space.shape}" if isinstance(space, spaces.Box) else ""
                 return f"`{key}` is not a flat vector but a {type(space).__name__}{shape}"
-    if masks := recognised_masks(action_spaces_dict, observation_spaces_dict):
+    if masks := auto_model_composer.recognised_masks(action_spaces_dict, observation_spaces_dict):
         head, mask = next(iter(masks.items()))
         return f"`{mask}` masks the action `{head}`"
     if len(networks) == 1 < len(action_spaces_dict):

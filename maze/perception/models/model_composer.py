@@ -7,25 +7,22 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.random_policy import candidates_of
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
+from maze.core.agent.torch_state_critic import TorchStateCritic
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, did_you_mean
-from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.perception.builders.base import build
 from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
-from maze.perception.models.network_factory import build
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
-    from maze.core.agent.torch_state_critic import TorchStateCritic
-    from maze.core.env.structured_env import StepKeyType
-    from maze.core.utils.factory import ConfigType
 
 logger = logging.getLogger(__name__)
 

@@ -6,18 +6,16 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.random_policy import MASK_SUFFIX, candidates_of
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.files import verify_checksum, write_with_checksum
 from maze.core.utils.pickle_reader import Rule, read_pickle, refuse
-
-if TYPE_CHECKING:
-    from maze.core.env.structured_env import StepKeyType
 
 _FORMAT = "maze-spaces-1"
 

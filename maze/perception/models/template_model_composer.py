@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_action_critic import encoded_size, merged_action_space, q_values_key
 from maze.core.annotations import override
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, unknown_key_error
-from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
@@ -24,18 +26,8 @@ from maze.perception.models.critics import (
     SharedStateCriticComposer,
 )
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
-from maze.perception.models.template_parts import (
-    ActionHeads,
-    Candidates,
-    network_of,
-    resolve_shared_keys,
-)
+from maze.perception.models.template_parts import ActionHeads, Candidates, network_of, resolve_shared_keys
 from maze.perception.weight_init import INITIALIZATIONS
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import StepKeyType
-    from maze.core.utils.factory import ConfigType
 
 
 class TemplateModelComposer(BaseModelComposer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,8 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
 from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
-from maze.train.parallelization.distributed_actors.env_groups import in_groups
+from maze.core.utils.worker_pool import ProcessPool, env_slices
+from maze.train.parallelization.distributed_actors.env_groups import EnvGroups, in_groups
+from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
 from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -23,10 +27,6 @@ if TYPE_CHECKING:
     )
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
     from maze.train.parallelization.on_ray.actor_pool import ActorPool
-
-
-EXTRA_SECONDS = 60.0
-"""Time limit of a call of a worker process, in addition to the time limits of its environments."""
 
 
 class Placement(ABC):
@@ -41,7 +41,7 @@ class Placement(ABC):
 
     env_timeout: float | None = None
     """Seconds that a step or a reset of an environment may take. A wrapper of the environment raises an error after
-    that; the backend ends processes in which native code of the environment does not return."""
+    that; the backend ends worker processes in which native code of the environment does not return."""
 
     env_groups: int = 1
     """Number of groups of environments with a policy each, see
@@ -116,20 +116,45 @@ class InProcess(Placement):
 class Processes(Placement):
     """Step the environments in worker processes: faster if a step takes much longer than sending an action.
 
+    With `wait_for` below 1 or `max_restarts`, each process steps a group of environments with a copy of the policy.
+
     :param start_method: Start method of processes: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
-    :param n_workers: Number of worker processes of a vector environment; `None`: number of CPUs.
+    :param n_workers: Number of worker processes of a vector environment; `None`: number of CPUs, or of groups, which
+        is `runner.env_groups` or otherwise the number of environments.
+    :param wait_for: Share of the groups that an update of A2C and PPO waits for; 1: all, so results do not depend on
+        timing. The other groups continue; their fragments belong to a later update.
+    :param max_fragment_age: Maximum age of such a fragment in updates; older fragments are dropped.
+    :param max_restarts: Maximum number of consecutive replacements of a process that ends or whose environment fails.
     """
 
     start_method: str | None = None
     n_workers: int | None = None
+    wait_for: float = 1.0
+    max_fragment_age: int = 1
+    max_restarts: int = 0
+
+    def __post_init__(self) -> None:
+        check_waiting(self)
 
     @override(Placement)
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> StructuredVectorEnv:
-        timeout = None
-        if self.env_timeout is not None:  # a call may contain a step and a reset of each environment
-            timeout = EXTRA_SECONDS + 2 * n_envs * self.env_timeout
+        timeout = self._timeout()
+        if self.wait_for < 1 or self.max_restarts:
+            groups = env_slices(n_envs, self.env_groups if self.env_groups > 1 else self.n_workers or n_envs)
+            pool = ProcessPool(
+                len(groups),
+                self.start_method,
+                groups,
+                timeout,
+                n_slots=8,
+                modules=[EnvGroups.__module__],
+                max_restarts=self.max_restarts,
+            )
+            share = self.wait_for if logging_prefix == "train" else 1.0
+            actors = EnvGroups(pool, "environments", in_sequence)
+            return FirstFragments(actors, env_factory, groups, logging_prefix, share, self.max_fragment_age)
 
         def make_env(factory: Callable[[], Any], n: int, prefix: str | None = None) -> SubprocVectorEnv:
             return SubprocVectorEnv([factory] * n, prefix, self.start_method, self.n_workers, timeout=timeout)
@@ -140,7 +165,15 @@ class Processes(Placement):
     def actors(self, **arguments: Any) -> DistributedActors:
         from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
 
-        return SubprocDistributedActors(**arguments, start_method=self.start_method or "forkserver")
+        return SubprocDistributedActors(
+            **arguments,
+            start_method=self.start_method or "forkserver",
+            timeout=self._timeout(),
+            max_restarts=self.max_restarts,
+        )
+
+    def _timeout(self) -> float | None:
+        return None if self.env_timeout is None else math.inf
 
 
 class Batched(Placement):
@@ -190,6 +223,18 @@ PLACEMENTS: Mapping[str, str] = {
     "ray": "maze.train.parallelization.on_ray.ray_placement.OnRay",
 }
 """Execution backends by their names in configurations."""
+
+
+def check_waiting(placement: Any) -> None:
+    """Check the numbers of a placement whose groups of environments need not wait for each other.
+
+    :param placement: Has `wait_for`, `max_fragment_age` and `max_restarts`.
+    :raises ConfigError: A number is out of its range.
+    """
+    for name in ("max_restarts", "max_fragment_age"):
+        whole_number(f"runner.placement.{name}", getattr(placement, name), at_least=0)
+    if not (isinstance(placement.wait_for, int | float) and 0 < placement.wait_for <= 1):
+        raise ConfigError(f"runner.placement.wait_for: expected a share in (0, 1], found {placement.wait_for!r}.")
 
 
 def placement_of(

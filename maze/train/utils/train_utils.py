@@ -1,16 +1,21 @@
-"""Small helpers for dictionaries of arrays and for gradients."""
+"""States as tensors and plain values, which load without running code of the file; helpers for dictionaries of arrays
+and for gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import logging
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Union
 
 import numpy as np
+import torch
 
+from maze.core.log_stats.log_stats import LogStatsAggregator
+from maze.core.log_stats.reducer_functions import PassedThrough
 from maze.core.trajectory_recording.records.spaces_record import stack_dicts
-
-if TYPE_CHECKING:
-    import torch
+from maze.core.utils.checkpoint import Stateful
 
 
 def stack_numpy_dict_list(dict_list: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -60,3 +65,153 @@ def stack_torch_dict_list(
         if other.keys() != keys:
             raise ValueError(f"Element 0 has the keys {sorted(keys)}, element {index} has {sorted(other)}.")
     return {key: torch.stack([torch.as_tensor(one[key]) for one in dict_list], dim=dim) for key in keys}
+
+
+logger = logging.getLogger(__name__)
+
+Part = Union[Stateful, torch.Generator]
+"""An object with a state of numbers, arrays and tensors. `load_state_dict` may return sentences about what could not be
+restored."""
+
+STATE_FORMAT = "maze_training_state"
+"""Key that distinguishes the state of a run from weights; its value is the version of the format."""
+
+_ARRAY, _SCALAR, _PASSED = "__array__", "__scalar__", "__passed__"
+
+_PLAIN = (int, float, str, bool, bytes)
+
+_MOST_BYTES = 4096
+"""Smaller arrays are written as bytes: a checkpoint of hundreds of environments has thousands of them, and each tensor
+in it is an entry of the archive, which takes its time."""
+
+
+def to_plain(value: Any) -> Any:
+    """Replace values of NumPy and Maze by plain values and tensors, at any depth.
+
+    :raises TypeError: A value is not a number, text, array, tensor or container of them.
+    """
+    plain: Any = value
+    if value is None or type(value) in _PLAIN:
+        return plain
+    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
+        array = np.asarray(value)
+        kept: Any = (
+            torch.from_numpy(array.copy())
+            if not 0 < array.nbytes <= _MOST_BYTES  # the reader takes no empty bytes
+            else (array.dtype.str, list(array.shape), array.tobytes())
+        )
+        plain = {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: kept}
+    elif type(value) is PassedThrough:
+        plain = {_PASSED: [to_plain(item) for item in value]}
+    elif isinstance(value, dict | Mapping):
+        plain = {to_plain(key): to_plain(item) for key, item in value.items()}
+    elif isinstance(value, tuple):
+        plain = tuple(to_plain(item) for item in value)
+    elif isinstance(value, list):
+        plain = [to_plain(item) for item in value]
+    elif not isinstance(value, torch.Tensor):
+        raise TypeError(f"a {type(value).__name__} cannot be saved")
+    return plain
+
+
+def from_plain(value: Any) -> Any:
+    """Invert :func:`to_plain`; named tuples become tuples."""
+    if isinstance(value, dict):
+        if len(value) == 1:
+            ((kind, content),) = value.items()
+            if kind == _ARRAY:
+                return _array(content)
+            if kind == _SCALAR:
+                return _array(content)[()]
+            if kind == _PASSED:
+                return PassedThrough(from_plain(content))
+        return {key: from_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(from_plain(item) for item in value)
+    return value
+
+
+def _array(content: Any) -> np.ndarray:
+    """Return an array as :func:`to_plain` wrote it; earlier releases wrote each as a tensor."""
+    if isinstance(content, torch.Tensor):
+        array: np.ndarray = content.numpy()
+        return array
+    dtype, shape, values = content
+    restored: np.ndarray = np.frombuffer(bytearray(values), dtype).reshape(shape)
+    return restored
+
+
+def states_of(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """Return the states of all parts, as they are saved."""
+    return {
+        name: part.get_state() if isinstance(part, torch.Generator) else to_plain(part.state_dict())
+        for name, part in parts.items()
+    }
+
+
+def load_states(parts: Mapping[str, Part], states: Mapping[str, Any]) -> list[str]:
+    """Restore all parts from the result of :func:`states_of`.
+
+    :return: Sentences about parts that could not be restored.
+    """
+    problems: list[str] = []
+    for name, part in parts.items():
+        if isinstance(part, torch.Generator):
+            part.set_state(states[name])
+        else:
+            reported = part.load_state_dict(from_plain(states[name]))
+            if isinstance(reported, Mapping):
+                reported = new_episodes(reported)
+            problems += reported if isinstance(reported, list) else []  # modules return something else
+    return problems
+
+
+def new_episodes(problems: Mapping[int, str]) -> list[str]:
+    """Report which environments begin new episodes.
+
+    :param problems: The reasons by index of the environment.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for index, reason in problems.items():
+        by_reason.setdefault(reason, []).append(str(index))
+    return [
+        f"{'environments' if len(indices) > 1 else 'environment'} {', '.join(indices)} "
+        f"{'begin new episodes' if len(indices) > 1 else 'begins a new episode'} ({reason})"
+        for reason, indices in by_reason.items()
+    ]
+
+
+def statistics_to_plain(aggregator: LogStatsAggregator) -> dict[str, Any]:
+    """Return the collected values of an aggregator that can be saved."""
+    rows = []
+    state = aggregator.state()
+    for row in state["rows"]:
+        try:
+            rows.append(to_plain(row))
+        except TypeError as error:  # noqa: PERF203 - rows fail one by one
+            logger.warning("Values of the statistic %s are missing in the checkpoint: %s.", row["event"][1], error)
+    return {**state, "rows": rows}
+
+
+def statistics_from_plain(aggregator: LogStatsAggregator, state: Mapping[str, Any]) -> None:
+    """Restore an aggregator from the result of :func:`statistics_to_plain`."""
+    aggregator.load_state(from_plain(dict(state)))
+
+
+def global_generators_state() -> dict[str, Any]:
+    """Return the state of the global generators of Python, NumPy and torch, which user code may draw from."""
+    return {
+        "python": random.getstate(),
+        "numpy": to_plain(np.random.get_state()),  # noqa: NPY002 (the global generator is the point)
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
+    }
+
+
+def set_global_generators_state(state: Mapping[str, Any]) -> None:
+    """Continue from a state of :func:`global_generators_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(from_plain(state["numpy"]))  # noqa: NPY002 (the global generator is the point)
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

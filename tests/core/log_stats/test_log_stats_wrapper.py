@@ -15,13 +15,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.log_events.log_events_writer import LogEventsWriter
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
-from maze.core.log_stats.log_stats import (
-    LogStatsConsumer,
-    LogStatsKey,
-    LogStatsLevel,
-    StatsContext,
-    increment_log_step,
-)
+from maze.core.log_stats.log_stats import LogStatsConsumer, LogStatsKey, LogStatsLevel, StatsContext, increment_log_step
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.wrapper import Wrapper

@@ -18,11 +18,7 @@ from maze.core.agent.dummy_cartpole_policy import DummyCartPolePolicy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError, WorkerError
-from maze.core.rollout.parallel_rollout_runner import (
-    EpisodeStatsReport,
-    ParallelRolloutRunner,
-    ParallelRolloutWorker,
-)
+from maze.core.rollout.parallel_rollout_runner import EpisodeStatsReport, ParallelRolloutRunner, ParallelRolloutWorker
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
 from maze.core.utils.seeding import MazeSeeding

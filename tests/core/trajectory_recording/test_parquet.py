@@ -24,11 +24,11 @@ from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.core.trajectory_recording.writers.parquet import ParquetColumns, SubstepRow, read_parquet
+from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow, read_parquet
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.trajectory_recording_wrapper import ParquetRecordingWrapper
+from maze.core.wrappers.recording_wrapper import ParquetRecordingWrapper
 from maze_envs.packing.bin_packing import BinPackingEnv
 from tests.train.parallelization.toy_envs import counting_env
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
@@ -200,7 +200,7 @@ def test_a_full_disk_costs_tables_and_gives_one_warning(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maze.core.trajectory_recording.writers.parquet.atomic_write", full)
+    monkeypatch.setattr("maze.core.trajectory_recording.writers.trajectory_writer_file.atomic_write", full)
     with caplog.at_level(logging.WARNING):
         played(counting_env(), tmp_path, n_episodes=3)
     assert ["No space left on device" in record.getMessage() for record in caplog.records] == [True]

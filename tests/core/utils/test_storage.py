@@ -11,8 +11,17 @@ import pytest
 
 from maze.api.run_context import RunContext
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.utils.files import TEMPORARY_PREFIX, atomic_write
-from maze.core.utils.storage import Store, Uploads, is_url, local_copy, upload_changes, uploaded, working_directory
+from maze.core.utils.files import (
+    TEMPORARY_PREFIX,
+    Store,
+    Uploads,
+    atomic_write,
+    is_url,
+    local_copy,
+    upload_changes,
+    uploaded,
+    working_directory,
+)
 from maze.maze_cli import main
 from tests.s3_server import S3Server
 

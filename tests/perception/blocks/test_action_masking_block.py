@@ -8,7 +8,7 @@ import torch
 
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.perception.blocks import ActionMaskingBlock
-from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.program.network_program import in_numpy
 
 
 def masking(n_actions: int = 3, **kwargs: object) -> ActionMaskingBlock:

@@ -15,7 +15,7 @@ from maze.core.errors import ConfigError
 from maze.perception import blocks
 from maze.perception.blocks import PerceptionBlock
 from maze.perception.blocks.recurrent.lstm import recurrent_cells
-from maze.perception.program.numpy_networks import in_numpy, population_in_numpy
+from maze.perception.program.network_program import in_numpy, population_in_numpy
 from tests.perception.blocks.block_cases import CASES, random_input
 
 every_block = pytest.mark.parametrize("case", CASES)

@@ -7,14 +7,8 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBlock
-from maze.perception.blocks.recurrent.lstm import (
-    PackedRows,
-    SequenceRun,
-    StepRun,
-    recurrent_cells,
-    running,
-)
-from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.blocks.recurrent.lstm import PackedRows, SequenceRun, StepRun, recurrent_cells, running
+from maze.perception.program.network_program import in_numpy
 
 both_cells = pytest.mark.parametrize("cell", ["lstm", "gru"])
 N_FEATURES, SIZE = 3, 4

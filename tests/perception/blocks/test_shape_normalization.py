@@ -10,7 +10,7 @@ from torch import nn
 from maze.core.errors import ConfigError
 from maze.perception.blocks import DenseBlock, LinearOutputBlock, ShapeNormalizationBlock, TorchModelBlock
 from maze.perception.blocks.base import TensorDict
-from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.program.network_program import in_numpy
 
 
 class Pair(ShapeNormalizationBlock):

@@ -17,7 +17,7 @@ from maze.perception.builders import BaseModelBuilder
 from maze.perception.models.auto_model_composer import AutoModelComposer, image_layout, is_flat, recognised_masks
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.template_model_composer import TemplateModelComposer
-from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.program.network_program import in_numpy
 
 POLICY = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
 CRITIC = {"_target_": "maze.perception.models.critics.StateCriticComposer"}

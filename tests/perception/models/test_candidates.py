@@ -18,7 +18,7 @@ from maze.perception.blocks import SetAttentionBlock
 from maze.perception.models import template_parts
 from maze.perception.models.auto_model_composer import AutoModelComposer
 from maze.perception.models.space_config import SpacesConfig
-from maze.perception.program.numpy_networks import in_numpy
+from maze.perception.program.network_program import in_numpy
 
 POLICY = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
 CRITIC = {"_target_": "maze.perception.models.critics.StateCriticComposer"}

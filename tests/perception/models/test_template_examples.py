@@ -27,9 +27,9 @@ from maze.perception.blocks.joint_blocks.lstm_last_step import LSTMLastStepBlock
 from maze.perception.blocks.joint_blocks.vgg_conv_dense import VGGConvolutionDenseBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
 from maze.perception.builders import BaseModelBuilder
+from maze.perception.builders.base import embedding_spaces
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.perception.models.model_composer import BaseModelComposer
-from maze.perception.models.network_factory import embedding_spaces
 from maze.perception.models.template_model_composer import TemplateModelComposer
 from maze.perception.weight_init import make_module_init_normc
 

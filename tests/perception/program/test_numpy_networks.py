@@ -8,8 +8,7 @@ from torch import nn
 from maze.perception.blocks import DenseBlock, InferenceBlock
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateValueNet
 from maze.perception.models.built_in.flatten_concat_shared_embedding import FlattenConcatSharedEmbeddingPolicyNet
-from maze.perception.program.network_program import TorchPopulation, read_program
-from maze.perception.program.numpy_networks import in_numpy, population_in_numpy
+from maze.perception.program.network_program import TorchPopulation, in_numpy, population_in_numpy, read_program
 
 
 class Everything(nn.Module):

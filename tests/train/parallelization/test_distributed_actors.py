@@ -40,13 +40,7 @@ from maze.train.parallelization.distributed_actors.sequential_distributed_actors
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
-from tests.train.parallelization.toy_envs import (
-    Observe,
-    PassOn,
-    RandomWalkCoreEnv,
-    counting_env,
-    random_walk_env,
-)
+from tests.train.parallelization.toy_envs import Observe, PassOn, RandomWalkCoreEnv, counting_env, random_walk_env
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from maze.core.utils.worker_pool import Task, env_slices
 from maze.train.parallelization.distributed_actors.env_groups import Fragment, RolloutPlan
-from maze.train.parallelization.on_ray.ray_placement import RayVectorEnv
+from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
@@ -70,7 +70,7 @@ class VirtualGroups:
 def collected(n_actors: int, wait_for: float, n_rollouts: int = 60, sigma: float = 1.0) -> tuple[VirtualPool, Any]:
     pool = VirtualPool(n_actors, PLAN.n_steps, sigma)
     groups: Any = VirtualGroups(pool)
-    env = RayVectorEnv(groups, ENVS["flat"], env_slices(n_actors, n_actors), None, wait_for=wait_for)
+    env = FirstFragments(groups, ENVS["flat"], env_slices(n_actors, n_actors), None, wait_for=wait_for)
     policy = make_policy(ENVS["flat"])
     for _ in range(n_rollouts):
         if wait_for == 1.0:  # the slowest is waited for

@@ -36,8 +36,9 @@ from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
+from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
 from maze.train.parallelization.on_ray.actor_pool import ActorPool
-from maze.train.parallelization.on_ray.ray_placement import OnRay, RayVectorEnv
+from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import ray_session, require_ray
 from maze.train.parallelization.placement import InProcess
 from tests.cli.sweep_stub import write_root_config
@@ -556,7 +557,7 @@ def test_a_signal_saves_the_run_and_leaves_no_process_of_ray(tmp_path: Path) -> 
 def test_fragments_of_different_sizes_cannot_replace_each_other() -> None:
     groups: Any = SimpleNamespace(pool=None)
     with pytest.raises(ConfigError, match=r"wait_for.*3 environments in 2 groups.*runner\.concurrency"):
-        RayVectorEnv(groups, random_walk_env, [slice(0, 2), slice(2, 3)], "train", wait_for=0.5)
+        FirstFragments(groups, random_walk_env, [slice(0, 2), slice(2, 3)], "train", wait_for=0.5)
 
 
 def test_without_ray_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from maze.train.parallelization.vector_env import replay_log
 from maze.train.parallelization.vector_env.replay_log import derived_seed
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
-from maze.train.utils.plain_state import from_plain, to_plain
+from maze.train.utils.train_utils import from_plain, to_plain
 from tests.train.parallelization.toy_envs import (
     coming_and_going_env,
     counting_env,

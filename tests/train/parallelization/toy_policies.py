@@ -12,12 +12,7 @@ from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.distributions.distribution_mapper import DistributionMapper
-from tests.train.parallelization.toy_envs import (
-    coming_and_going_env,
-    hierarchical_env,
-    random_walk_env,
-    two_step_env,
-)
+from tests.train.parallelization.toy_envs import coming_and_going_env, hierarchical_env, random_walk_env, two_step_env
 
 ENVS = {
     "flat": random_walk_env,

@@ -22,12 +22,8 @@ from maze.core.trajectory_recording.datasets.trajectory_processor import (
     TrajectoryProcessor,
 )
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.trajectory_recording.records.trajectory_record import (
-    TrajectoryRecord,
-    load_trajectories,
-    packages_of,
-)
-from maze.core.trajectory_recording.writers.parquet import PARQUET_SUFFIX, read_parquet
+from maze.core.trajectory_recording.records.trajectory_record import TrajectoryRecord, load_trajectories, packages_of
+from maze.core.trajectory_recording.writers.trajectory_writer_file import PARQUET_SUFFIX, read_parquet
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.utils.worker_pool import ProcessPool, quick_start_method

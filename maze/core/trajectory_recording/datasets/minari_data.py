@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, optional_package
 from maze.core.log_events.step_event_log import StepEventLog
@@ -28,9 +29,6 @@ from maze.core.trajectory_recording.records.trajectory_record import (
     StateTrajectoryRecord,
     TrajectoryRecord,
 )
-
-if TYPE_CHECKING:
-    from maze.core.env.maze_env import MazeEnv
 
 PREFIX = "minari:"
 """Prefix of ids of Minari data sets where paths are accepted as well."""

@@ -1,16 +1,40 @@
-"""One pickle file per episode."""
+"""Files of episodes: pickles, one for each episode, and Parquet tables.
+
+A row of a table is a sub-step. All tables of an environment have the same columns, derived from its spaces and event
+interfaces, so that many files can be read as one table. Tables of other origin can be read as episodes as well. Needs
+pyarrow (extra `parquet`).
+"""
 
 from __future__ import annotations
 
+import inspect
+import io
+import json
 import pickle
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.errors import EnvironmentContractError
-from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import CheckpointError, EnvironmentContractError, optional_package
+from maze.core.events.event_record import EventRecord
+from maze.core.events.event_topic_factory import event_methods
+from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, StateTrajectoryRecord
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
-from maze.core.utils.files import write_with_checksum
+from maze.core.utils.files import atomic_write, write_with_checksum
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from maze.core.env.maze_env import MazeEnv
 
 
 class TrajectoryWriterFile(TrajectoryWriter):
@@ -34,3 +58,243 @@ class TrajectoryWriterFile(TrajectoryWriter):
         self.log_dir.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^\w.@=+-]", "_", str(episode_record.id))
         write_with_checksum(self.log_dir / f"{name}.pkl", content)
+
+
+PARQUET_SUFFIX = ".parquet"
+_NUMBERS = (int, float, bool, np.number, np.bool_)
+_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_FIELDS = ("observation", "action")
+_NEED = "Parquet files need pyarrow"
+_STORED = {np.dtype(np.float16): np.dtype(np.float32)}
+"""Replacements of types that few readers of Parquet support."""
+
+
+class SubstepRow(NamedTuple):
+    """A sub-step to be stored."""
+
+    step: int
+    """Number of the environment step in its episode, from 0."""
+    substep: int
+    """Number of the sub-step in its step, from 0."""
+    record: SpacesRecord
+    """Actor, observation, action, reward, done and info."""
+    events: Sequence[EventRecord] = ()
+    """Events of the sub-step."""
+
+
+class ParquetColumns:
+    """The columns of an environment's episodes.
+
+    `episode_id`, `step`, `substep`, `step_key` and `agent_id` identify row and actor (numbers from 0);
+    `observation.<entry>` and `action.<entry>` hold a number, or the list of an array's numbers in C order; `reward`,
+    `done` and `truncated` are those of the sub-step. `event.<Interface>.<event>` is the number of its events,
+    `event.<Interface>.<event>.<argument>` the sum of an argument over them (null without events or numbers),
+    and `events` lists all with their attributes as JSON. `kpi.<name>`, in the last row of an episode, are its key
+    performance indicators.
+
+    :param observation_spaces: Observation space of each sub-step.
+    :param action_spaces: Action space of each sub-step.
+    :param interfaces: The event interfaces of the environment.
+    :raises ConfigImportError: pyarrow is missing.
+    """
+
+    def __init__(
+        self,
+        observation_spaces: Mapping[StepKeyType, spaces.Space[Any]],
+        action_spaces: Mapping[StepKeyType, spaces.Space[Any]],
+        interfaces: Iterable[type[Any]] = (),
+    ) -> None:
+        optional_package("pyarrow", "parquet", _NEED)
+        self._entries = {"observation": _entries(observation_spaces), "action": _entries(action_spaces)}
+        self._events = {
+            f"{interface.__name__}.{name}": list(inspect.signature(method).parameters)[1:]
+            for interface in interfaces
+            for name, method in event_methods(interface).items()
+        }
+
+    def write(
+        self, path: str | Path, episode_id: str, rows: Sequence[SubstepRow], kpis: Mapping[str, float] | None = None
+    ) -> Path:
+        """Write an episode atomically.
+
+        :param path: The file; its directory is created if necessary.
+        :param episode_id: Identity of the episode.
+        :param rows: Its sub-steps, in order.
+        :param kpis: Its key performance indicators, if it has ended.
+        :raises EnvironmentContractError: An observation or action does not fit its space.
+        """
+        import pyarrow.parquet as pq
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        pq.write_table(self._table(episode_id, rows, kpis or {}), content, compression="zstd")
+        atomic_write(path, lambda file: file.write(content.getbuffer()))
+        return path
+
+    def _table(self, episode_id: str, rows: Sequence[SubstepRow], kpis: Mapping[str, float]) -> pa.Table:
+        import pyarrow as pa
+
+        n_rows, records = len(rows), [row.record for row in rows]
+        columns: list[tuple[str, pa.Array, Mapping[str, str] | None]] = []
+
+        def add(name: str, values: Any, kind: Any = None, metadata: Mapping[str, str] | None = None) -> None:
+            columns.append((name, values if isinstance(values, pa.Array) else pa.array(values, kind), metadata))
+
+        add("episode_id", [str(episode_id)] * n_rows, pa.string())
+        add("step", [row.step for row in rows], pa.int32())
+        add("substep", [row.substep for row in rows], pa.int16())
+        add("step_key", [str(record.substep_key) for record in records], pa.string())
+        add("agent_id", [int(record.agent_id) for record in records], pa.int32())
+        for field, entries in self._entries.items():
+            for key, parts in entries.items():
+                values = [(getattr(record, field) or {}).get(key) for record in records]
+                metadata = {"shape": json.dumps(_shape(parts))} if _shape(parts) else None
+                add(f"{field}.{key}", _column(f"{field} `{key}`", values, parts), metadata=metadata)
+        add("reward", [None if record.reward is None else float(record.reward) for record in records], pa.float64())
+        add("done", [bool(record.done) for record in records], pa.bool_())
+        cut_off = [is_truncated(bool(record.done), record.info or {}) for record in records]
+        add("truncated", cut_off, pa.bool_())
+        fired: dict[str, list[list[EventRecord]]] = {name: [[] for _ in rows] for name in self._events}
+        for index, row in enumerate(rows):
+            for event in row.events:
+                if event.qualified_name in fired:
+                    fired[event.qualified_name][index].append(event)
+        for name, arguments in self._events.items():
+            add(f"event.{name}", list(map(len, fired[name])), pa.int32())
+            for argument in arguments:
+                add(f"event.{name}.{argument}", [_sum(events, argument) for events in fired[name]], pa.float64())
+        described = pa.list_(pa.struct([("event", pa.string()), ("attributes", pa.string())]))
+        add("events", [[_described(event) for event in row.events] for row in rows], described)
+        for name, value in kpis.items():
+            add(f"kpi.{name}", [*[None] * (n_rows - 1), float(value)], pa.float64())
+        schema = pa.schema([pa.field(name, array.type, metadata=metadata) for name, array, metadata in columns])
+        return pa.Table.from_arrays([array for _, array, _ in columns], schema=schema)
+
+
+def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[SpacesTrajectoryRecord]:
+    """Yield the episodes of a table with the columns of :class:`ParquetColumns`.
+
+    `episode_id`, `step`, `reward`, `observation.<entry>` and `action.<entry>` are required. By default there is one
+    actor (`step_key` 0, `agent_id` 0), and episodes without a row that is `done` are truncated. `propensity` is the
+    probability (density) of the action under the policy that acted.
+
+    :param path: The file.
+    :param env: The environment, for shapes of arrays and sub-step keys; `None`: arrays are flat.
+    :raises CheckpointError: The file is damaged, or a column is missing.
+    """
+    optional_package("pyarrow", "parquet", _NEED)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise CheckpointError(f"{path} is not a readable Parquet file ({error}).") from error
+    missing = [name for name in ("episode_id", "step", "reward") if name not in table.column_names]
+    fields = {kind: [name for name in table.column_names if name.startswith(f"{kind}.")] for kind in _FIELDS}
+    missing += [f"{kind}.<entry>" for kind, names in fields.items() if not names]
+    if missing:
+        raise CheckpointError(f"{path}: expected the columns {missing}, found {table.column_names}.")
+    by_text: dict[str, Any] = {}
+    spaces_of: dict[str, Mapping[Any, Any]] = {}
+    if env is not None:
+        by_text = {str(key): key for key in env.action_spaces_dict}
+        spaces_of = {"observation": env.observation_spaces_dict, "action": env.action_spaces_dict}
+    order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
+    episode: SpacesTrajectoryRecord | None = None
+    step: Any = None
+    for row in table.sort_by(order).to_pylist():
+        if episode is None or episode.id != row["episode_id"]:
+            if episode is not None:
+                yield episode
+            episode, step = SpacesTrajectoryRecord(row["episode_id"]), None
+        text = str(row.get("step_key", 0))
+        key = by_text.get(text, int(text) if text.isdecimal() else text)
+        observation, action = (
+            {
+                name.removeprefix(f"{kind}."): _value(row[name], spaces_of.get(kind, {}).get(key), name)
+                for name in names
+                if row[name] is not None
+            }
+            for kind, names in fields.items()
+        )
+        info = {TRUNCATION_KEY: bool(row.get("truncated")), PROPENSITY: row.get("propensity", np.nan)}
+        reward = None if row["reward"] is None else float(row["reward"])
+        actor = ActorID(key, int(row.get("agent_id", 0)))
+        if step != row["step"]:
+            episode.append(StructuredSpacesRecord())
+            step = row["step"]
+        episode.step_records[-1].append(SpacesRecord(actor, observation, action, reward, bool(row.get("done")), info))
+    if episode is not None:
+        yield episode
+
+
+def _value(value: Any, space: Any, name: str) -> Any:
+    """Return a cell as an array of its space."""
+    part = space.spaces.get(name.partition(".")[2]) if isinstance(space, spaces.Dict) else None
+    array = np.asarray(value)
+    if part is None or not isinstance(part, _ARRAYS) or array.size != int(np.prod(part.shape or ())):
+        return array  # a misfit is reported where spaces are compared
+    return array.astype(part.dtype).reshape(part.shape or ())
+
+
+def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, list[spaces.Space[Any]]]:
+    """Return the spaces of each entry; entries of several sub-steps share the column of their name."""
+    found: dict[str, list[spaces.Space[Any]]] = {}
+    for space in by_key.values():
+        for key, part in (space.spaces if isinstance(space, spaces.Dict) else {}).items():
+            found.setdefault(key, []).append(part)
+    return found
+
+
+def _shape(parts: Sequence[spaces.Space[Any]]) -> tuple[int, ...] | None:
+    """Return the common shape of the spaces of an entry; `None`: they have none."""
+    shapes = {part.shape for part in parts}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def _column(name: str, values: Sequence[Any], parts: Sequence[spaces.Space[Any]]) -> pa.Array:
+    """Return the column of an entry: numbers, lists of numbers in C order, or texts where its spaces are not arrays."""
+    import pyarrow as pa
+
+    if not all(isinstance(part, _ARRAYS) for part in parts):
+        return pa.array([None if value is None else _text(value) for value in values], pa.string())
+    dtype = np.result_type(*(part.dtype for part in parts))
+    dtype, shape = _STORED.get(dtype, dtype), _shape(parts)
+    try:
+        arrays = [None if value is None else np.asarray(value, dtype) for value in values]
+        flat = [None if array is None else array.reshape(shape or (-1,)).ravel() for array in arrays]
+    except (TypeError, ValueError) as error:
+        raise EnvironmentContractError(
+            f"The {name} cannot be stored as a column: expected {dtype} of the shape {shape}, as in its space "
+            f"({error}). `maze-run -cn conf_check env=<option>` checks environments."
+        ) from error
+    kind = pa.from_numpy_dtype(dtype)
+    if shape is not None and int(np.prod(shape)) == 1:
+        return pa.array([None if array is None else array[0] for array in flat], kind)
+    return pa.array(flat, pa.list_(kind))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value for JSON."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    return str(value)
+
+
+def _sum(events: Sequence[EventRecord], argument: str) -> float | None:
+    values = [event.attributes.get(argument) for event in events]
+    if not values or not all(isinstance(value, _NUMBERS) for value in values):
+        return None
+    return float(sum(values))  # type: ignore[arg-type]  # numbers
+
+
+def _described(event: EventRecord) -> dict[str, str]:
+    return {"event": event.qualified_name, "attributes": json.dumps(event.attributes, default=_plain)}

@@ -22,12 +22,7 @@ from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, did_you_mean
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, locate, plain_container
-from maze.core.wrappers.observation_normalization.normalization_strategies.base import (
-    ObservationNormalizationStrategy,
-    StructuredStatisticsType,
-    load_statistics,
-    save_statistics,
-)
+from maze.core.wrappers.observation_normalization.normalization_strategies import base
 from maze.core.wrappers.wrapper import (
     Observation,
     ObservationWrapper,
@@ -66,7 +61,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     def __init__(
         self,
         env: MazeEnv[Any],
-        default_strategy: str | type[ObservationNormalizationStrategy] | ObservationNormalizationStrategy,
+        default_strategy: str | type[base.ObservationNormalizationStrategy] | base.ObservationNormalizationStrategy,
         default_strategy_config: Mapping[str, Any] | None = None,
         default_statistics: Mapping[str, Any] | None = None,
         statistics_dump: str = "statistics.pkl",
@@ -164,7 +159,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._samples = {}
         self.set_normalization_statistics(estimated)
 
-    def get_statistics(self) -> StructuredStatisticsType:
+    def get_statistics(self) -> base.StructuredStatisticsType:
         """Return the statistics of all normalized observations, by name.
 
         :raises CheckpointError: There are none yet.
@@ -173,7 +168,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             raise self._missing_statistics()
         return {name: dict(strategy.get_statistics() or {}) for name, strategy in self.strategies.items()}
 
-    def set_normalization_statistics(self, stats: StructuredStatisticsType) -> None:
+    def set_normalization_statistics(self, stats: base.StructuredStatisticsType) -> None:
         """Set statistics.
 
         :param stats: By name of the observation, as :meth:`get_statistics` returns them.
@@ -191,7 +186,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     def dump_statistics(self) -> None:
         """Write the statistics to the configured file."""
         if self.statistics_dump is not None:
-            save_statistics(self.statistics_dump, self.get_statistics())
+            base.save_statistics(self.statistics_dump, self.get_statistics())
 
     def load_statistics(self, path: str | Path) -> None:
         """Set statistics from a file, except those in the configuration.
@@ -199,7 +194,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         :param path: The file, written by :meth:`dump_statistics` of an environment of the same kind.
         :raises CheckpointError: The file cannot be read, or does not fit the environment.
         """
-        loaded = load_statistics(Path(path))
+        loaded = base.load_statistics(Path(path))
         try:
             self.set_normalization_statistics(
                 {name: entry for name, entry in loaded.items() if name not in self._configured}
@@ -233,7 +228,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         if env._normalizers is not None:
             self.set_normalization_statistics(env.get_statistics())
 
-    def _build_strategies(self) -> dict[str, ObservationNormalizationStrategy]:
+    def _build_strategies(self) -> dict[str, base.ObservationNormalizationStrategy]:
         """Return the strategy of each observation that is to be normalized."""
         inner_spaces = self.env.observation_spaces_dict
         known = entry_names(inner_spaces)
@@ -258,7 +253,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             strategies[name] = self._build_strategy(name, space)
         return strategies
 
-    def _build_strategy(self, name: str, space: spaces.Space[Any]) -> ObservationNormalizationStrategy:
+    def _build_strategy(self, name: str, space: spaces.Space[Any]) -> base.ObservationNormalizationStrategy:
         manual = self.manual_config.get(name)
         where = f"{_PLACE}: default_strategy" if manual is None else f"{_PLACE}: manual_config.{name}"
         choice = checked_entry(manual or {}, where, optional=("strategy", "strategy_config", "statistics"))
@@ -310,27 +305,27 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         )
 
 
-_FACTORY = Factory[ObservationNormalizationStrategy](
-    ObservationNormalizationStrategy  # type: ignore[type-abstract]  # subclasses are built
+_FACTORY = Factory[base.ObservationNormalizationStrategy](
+    base.ObservationNormalizationStrategy  # type: ignore[type-abstract]  # subclasses are built
 )
 
 
-def _strategy_type(strategy: Any, where: str) -> type[ObservationNormalizationStrategy]:
+def _strategy_type(strategy: Any, where: str) -> type[base.ObservationNormalizationStrategy]:
     """Return the class of a strategy.
 
     :param strategy: Dotted path, name of a built-in or imported class, class, or an instance.
     :param where: Key of the configuration, for messages.
     """
-    if isinstance(strategy, ObservationNormalizationStrategy):
+    if isinstance(strategy, base.ObservationNormalizationStrategy):
         return type(strategy)
     if isinstance(strategy, str) and "." not in strategy:
-        known = {klass.__name__: klass for klass in subclasses_of(ObservationNormalizationStrategy)}
+        known = {klass.__name__: klass for klass in subclasses_of(base.ObservationNormalizationStrategy)}
         if strategy in known:
             return known[strategy]
     return _FACTORY.type_from_name(strategy, config_path=where)
 
 
-def _set_statistics(strategy: ObservationNormalizationStrategy, statistics: Mapping[str, Any], where: str) -> None:
+def _set_statistics(strategy: base.ObservationNormalizationStrategy, statistics: Mapping[str, Any], where: str) -> None:
     """Set statistics, and compute the normalized space: user-defined strategies may need further statistics."""
     try:
         strategy.set_statistics(statistics)
@@ -339,7 +334,7 @@ def _set_statistics(strategy: ObservationNormalizationStrategy, statistics: Mapp
         raise ConfigError(f"{where}: {error}; found the statistics {sorted(statistics)}.") from error
 
 
-def obtain_normalization_statistics(env: Any, n_samples: int) -> StructuredStatisticsType | None:
+def obtain_normalization_statistics(env: Any, n_samples: int) -> base.StructuredStatisticsType | None:
     """Return the statistics for the normalization of an environment's observations.
 
     Statistics that are not in its configuration are estimated, set in the environment and written to the file
@@ -395,7 +390,7 @@ def estimate_observation_normalization_statistics(env: Any, n_samples: int) -> N
 
 
 def make_normalized_env_factory(
-    env_factory: Callable[[], Any], normalization_statistics: StructuredStatisticsType | None
+    env_factory: Callable[[], Any], normalization_statistics: base.StructuredStatisticsType | None
 ) -> Callable[[], Any]:
     """Return a factory of environments that normalize with given statistics.
 
@@ -407,7 +402,7 @@ def make_normalized_env_factory(
     return functools.partial(_normalized_env, env_factory, normalization_statistics)
 
 
-def _normalized_env(env_factory: Callable[[], Any], statistics: StructuredStatisticsType) -> Any:
+def _normalized_env(env_factory: Callable[[], Any], statistics: base.StructuredStatisticsType) -> Any:
     env = env_factory()
     env.set_normalization_statistics(statistics)
     return env
@@ -415,7 +410,7 @@ def _normalized_env(env_factory: Callable[[], Any], statistics: StructuredStatis
 
 def estimated_statistics(
     env: Any, env_factory: Callable[[], Any], n_samples: int, input_dir: str | None
-) -> tuple[StructuredStatisticsType | None, Callable[[], Any]]:
+) -> tuple[base.StructuredStatisticsType | None, Callable[[], Any]]:
     """Return the statistics of an environment with observation normalization, and a factory that uses them.
 
     :param env: One environment, seeded.
@@ -430,7 +425,7 @@ def estimated_statistics(
         file = env.statistics_dump or Path("statistics.pkl")
         env.load_statistics(Path(input_dir) / file.name)
         env.dump_statistics()
-        statistics: StructuredStatisticsType | None = env.get_statistics()
+        statistics: base.StructuredStatisticsType | None = env.get_statistics()
     else:
         statistics = obtain_normalization_statistics(env, n_samples=n_samples)
     return statistics, make_normalized_env_factory(env_factory, statistics)

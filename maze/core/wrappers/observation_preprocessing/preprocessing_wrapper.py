@@ -14,12 +14,7 @@ from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
-from maze.core.wrappers.wrapper import (
-    Observation,
-    SubstepObservationWrapper,
-    checked_entry,
-    known_spaces,
-)
+from maze.core.wrappers.wrapper import Observation, SubstepObservationWrapper, checked_entry, known_spaces
 
 
 class _Stage(NamedTuple):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
+from maze.core.agent.torch_state_critic import (
+    TorchDeltaStateCritic,
+    TorchSharedStateCritic,
+    TorchStateCritic,
+    TorchStepStateCritic,
+)
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
+from maze.core.utils.factory import CollectionOfConfigType, ConfigType
+from maze.perception.builders.base import build, networks_by_key, only_network
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.network_factory import build, networks_by_key, only_network
 from maze.perception.perception_utils import flatten_spaces, observation_spaces_to_in_shapes
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_state_critic import TorchStateCritic
-    from maze.core.env.structured_env import StepKeyType
-    from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 
 NETWORKS = "model.critic.networks"
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import ConfigError, unknown_key_error
-from maze.perception.models.network_factory import build, networks_by_key
+from maze.perception.builders.base import build, networks_by_key
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.perception.perception_utils import observation_spaces_to_in_shapes
 

@@ -22,6 +22,7 @@ from maze.train.parallelization.distributed_actors.env_groups import (
     EnvGroups,
     Generators,
     RolloutPlan,
+    asynchronous_states,
     join_rollouts,
     seed_of_start,
 )
@@ -324,10 +325,7 @@ class ActorsAhead(DistributedActors):
 
     @override(DistributedActors)
     def state_dict(self) -> dict[str, Any]:
-        problem = "it was stepped by an asynchronous actor, which ran ahead of the learner"
-        known = [states for actor in sorted(self._learned) for states in self._learned[actor]] or [[]]
-        n_envs = self.n_actors * self.envs_per_actor
-        states = [{"problem": problem, "wrappers": known[index % len(known)]} for index in range(n_envs)]
+        states = asynchronous_states(self._learned, self.n_actors * self.envs_per_actor)
         return {"n_starts": self._n_starts, "environments": states}
 
     @override(DistributedActors)

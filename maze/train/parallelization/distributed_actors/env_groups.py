@@ -36,7 +36,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import (
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.env.structured_env import ActorID
-    from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
+    from maze.train.trainers.common.model_selection.model_selection_base import StatisticSource
 
 
 _BY_TICK = "rewards", "terminated", "truncated", "step_complete", "constrained", "actor_rewards", "actor_done"
@@ -474,6 +474,17 @@ def seed_beside(rng_state: Mapping[str, Any], *numbers: int) -> int:
     """
     state = rng_state["numpy"]
     return int(np.random.SeedSequence([state["state"], state["inc"], *numbers]).generate_state(1, np.uint64)[0])
+
+
+def asynchronous_states(learned: Mapping[int, list[Any]], n_envs: int) -> list[dict[str, Any]]:
+    """Return states of environments whose steps depend on timing: only the statistics of their wrappers.
+
+    :param learned: Group -> statistics of the wrappers of each of its environments.
+    :param n_envs: Number of environments.
+    """
+    problem = "it was stepped by an asynchronous actor, which ran ahead of the learner"
+    known = [states for group in sorted(learned) for states in learned[group]] or [[]]
+    return [{"problem": problem, "wrappers": known[index % len(known)]} for index in range(n_envs)]
 
 
 def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:

@@ -47,7 +47,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import (
 if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.maze_env import MazeEnv
-    from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
+    from maze.train.trainers.common.model_selection.model_selection_base import StatisticSource
 
 ndarray = np.ndarray
 N_CHECKED_STEPS = 8

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.space_arrays import Arrays
     from maze.core.rollout.rollout_columns import RolloutColumns
-    from maze.train.trainers.common.model_selection.selection_criterion import StatisticSource
+    from maze.train.trainers.common.model_selection.model_selection_base import StatisticSource
 
 
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]

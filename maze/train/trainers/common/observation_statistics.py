@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
     from maze.core.env.structured_env import ActorID, StepKeyType
     from maze.core.rollout.rollout_columns import RolloutColumns
-    from maze.perception.program.numpy_networks import Rows
+    from maze.perception.program.network_program import Rows
 
 
 Moments = dict[str, tuple[int, np.ndarray, np.ndarray]]

@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import depends_on_mode
+from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -20,20 +21,18 @@ from maze.core.utils.factory import ConfigType, Factory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.config_classes import ReplayConfig
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
-from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
+from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
-from maze.train.utils.plain_state import Part
+from maze.train.utils.train_utils import Part
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_model import TorchModel
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
-    from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
     from maze.train.trainers.common.training_runner import TrainingRunner
 
 

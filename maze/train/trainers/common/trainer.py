@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
 from maze.core.agent.flat_adam import FlatAdam
+from maze.core.agent.networks import resolve_device
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import resolve_device
+from maze.core.agent.torch_model import TorchModel
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
@@ -33,17 +34,14 @@ from maze.core.log_stats.log_stats import (
 from maze.core.log_stats.stats_format import significant
 from maze.core.rollout.batched_acting import EpisodesInterrupted, interrupted_if
 from maze.core.utils.checkpoint import load_into, load_state, save_state
-from maze.core.utils.storage import upload_changes
+from maze.core.utils.files import upload_changes
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.utils import plain_state
-from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted, freed_memory_kept
-from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
+from maze.train.utils import run_process, train_utils
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_model import TorchModel
     from maze.core.utils.update_profile import UpdateProfile
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
@@ -218,7 +216,7 @@ class EpochTrainer(Trainer, ABC):
         """Number of completed epochs at the latest evaluation."""
         self.training_reward = math.nan
         """Mean reward of the episodes of the last epoch; judges the model where there is no evaluation."""
-        self.history: list[EpochSummary] = []
+        self.history: list[run_process.EpochSummary] = []
         """The epochs that this object has completed."""
         self.run_seeds: dict[str, int] = {}
         """Seeds of the run, which are saved with its state."""
@@ -233,7 +231,7 @@ class EpochTrainer(Trainer, ABC):
         self._saved_epoch: int | None = None
         """Epoch of the checkpoint; `None`: this object has written none."""
         self._display: TrainingProgress
-        self._interrupt: InterruptGuard
+        self._interrupt: run_process.InterruptGuard
 
     # -- what trainers differ in -----------------------------------------------------------------------
 
@@ -274,7 +272,7 @@ class EpochTrainer(Trainer, ABC):
         if episodes is not None:
             episodes.write_epoch_stats()
 
-    def _parts(self) -> dict[str, plain_state.Part]:
+    def _parts(self) -> dict[str, train_utils.Part]:
         """Return the stateful parts besides the model, by name.
 
         All of them are saved with the run, and restored in this order. The policy's generators, statistics,
@@ -287,7 +285,7 @@ class EpochTrainer(Trainer, ABC):
 
         :return: Sentences about parts that could not be restored.
         """
-        return plain_state.load_states(self._parts(), state["parts"])
+        return train_utils.load_states(self._parts(), state["parts"])
 
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         """Raise an error where the parts, as configured, cannot go on with a state of this algorithm."""
@@ -364,7 +362,7 @@ class EpochTrainer(Trainer, ABC):
             print(f"-> algorithm.n_epochs is 0: early stopping ends the run, or epoch {EPOCH_LIMIT:,}.", flush=True)
         elif n_done >= self._n_epochs:
             print(f"-> nothing left to train: {n_done} of algorithm.n_epochs={self._n_epochs} are done.", flush=True)
-        with self._running(), freed_memory_kept():
+        with self._running(), run_process.freed_memory_kept():
             while self._begins_epoch():
                 while self.update < self.n_updates_per_epoch():
                     self._run_update()
@@ -380,7 +378,7 @@ class EpochTrainer(Trainer, ABC):
     def _running(self) -> Iterator[None]:
         """Return a context of a whole run: progress display, signals, and the record of a run that fails."""
         display = self._display = TrainingProgress(self._n_epochs, self.n_updates_per_epoch(), self.steps_per_update())
-        self._write_record(RUNNING)
+        self._write_record(run_process.RUNNING)
         if self.model_selection is not None:
             self.model_selection.training_started()
 
@@ -389,13 +387,13 @@ class EpochTrainer(Trainer, ABC):
             text = "ending after the current update or evaluation step; interrupt again to stop at once."
             print(f"{signal_name}: {text}", file=sys.stderr, flush=True)
 
-        with lasting_console(), InterruptGuard(announce) as self._interrupt:
+        with lasting_console(), run_process.InterruptGuard(announce) as self._interrupt:
             try:
                 yield
                 if self.model_selection is not None:
                     self.model_selection.training_ended()
             except BaseException as error:
-                self._write_record(INTERRUPTED)
+                self._write_record(run_process.INTERRUPTED)
                 if isinstance(error, MazeError) and self._saved_epoch is not None:
                     error.remark(
                         f"The run up to epoch {self._saved_epoch} is saved in `{self.checkpoint_file}`; "
@@ -453,7 +451,7 @@ class EpochTrainer(Trainer, ABC):
         stats = self.train_stats if episodes is None else episodes.epoch_stats
         reward = LogStatsKey(BaseEnvEvents.reward, "mean", None)
         self.training_reward = float(stats.last_stats.get(reward, math.nan))
-        self.history.append(EpochSummary(self.epoch, self.n_env_steps, self.training_reward))
+        self.history.append(run_process.EpochSummary(self.epoch, self.n_env_steps, self.training_reward))
         increment_log_step()
         seconds = self._display.epoch_done(self.epoch, self.epoch - self.first_epoch, self.n_env_steps)
         self.stats.add_value("time_epoch", seconds)
@@ -472,7 +470,7 @@ class EpochTrainer(Trainer, ABC):
         where = f"in epoch {self.epoch + 1} after update {self.update}"
         if self.update in (0, self.n_updates_per_epoch()):
             where = f"after epoch {self.epoch + bool(self.update)}"
-        raise TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
+        raise run_process.TrainingInterrupted(signum, f"Training was interrupted {where}.{saved}")
 
     # -- evaluation and statistics ---------------------------------------------------------------------
 
@@ -546,7 +544,7 @@ class EpochTrainer(Trainer, ABC):
         if self.checkpoint_file is not None:
             save_state(self.checkpoint_file, self.training_state(is_last))
             self._saved_epoch = self.epoch
-            self._write_record(ENDED if self.is_finished else RUNNING)
+            self._write_record(run_process.ENDED if self.is_finished else run_process.RUNNING)
             upload_changes()
 
     def _write_record(self, state: str) -> None:
@@ -561,7 +559,7 @@ class EpochTrainer(Trainer, ABC):
             "violation": None if score is None else score.violation,
             "minimized": score is not None and not score.maximize,
         }
-        write_record(self.checkpoint_file.parent, state, values)
+        run_process.write_record(self.checkpoint_file.parent, state, values)
 
     # -- weights ---------------------------------------------------------------------------------------
 
@@ -596,7 +594,7 @@ class EpochTrainer(Trainer, ABC):
         """
         initial = self._initial_policy
         return {
-            plain_state.STATE_FORMAT: STATE_VERSION,
+            train_utils.STATE_FORMAT: STATE_VERSION,
             "algorithm": type(self).__name__,
             "model": self.model.state_dict(),
             "initial_policy": None if initial is None else initial.policy.state_dict(),
@@ -605,11 +603,11 @@ class EpochTrainer(Trainer, ABC):
             "log_step": GlobalLogState.global_step,
             "seeds": dict(self.run_seeds),
             "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
-            "evaluator": None if self.evaluator is None else plain_state.to_plain(self.evaluator.state_dict()),
+            "evaluator": None if self.evaluator is None else train_utils.to_plain(self.evaluator.state_dict()),
             "update_statistics": self.stats.state_dict(),
-            "statistics": {name: plain_state.statistics_to_plain(each) for name, each in self._aggregators().items()},
-            "global_generators": plain_state.global_generators_state(),
-            "parts": plain_state.states_of(self._parts()),
+            "statistics": {name: train_utils.statistics_to_plain(each) for name, each in self._aggregators().items()},
+            "global_generators": train_utils.global_generators_state(),
+            "parts": train_utils.states_of(self._parts()),
         }
 
     def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
@@ -619,9 +617,9 @@ class EpochTrainer(Trainer, ABC):
         :param origin: Where it comes from, for messages.
         :raises CheckpointError: It is the state of another algorithm or another release, or its weights do not fit.
         """
-        if state[plain_state.STATE_FORMAT] != STATE_VERSION:
+        if state[train_utils.STATE_FORMAT] != STATE_VERSION:
             raise CheckpointError(
-                f"`{origin}` has version {state[plain_state.STATE_FORMAT]} of the format of states; this release reads "
+                f"`{origin}` has version {state[train_utils.STATE_FORMAT]} of the format of states; this release reads "
                 f"version {STATE_VERSION}. Use the release that wrote it (`versions.json` beside it names it)."
             )
         if state["algorithm"] != type(self).__name__:
@@ -642,14 +640,14 @@ class EpochTrainer(Trainer, ABC):
         problems = self._load_parts(state)
         restored = {
             "model_selection": state["model_selection"],
-            "evaluator": plain_state.from_plain(state["evaluator"]),
+            "evaluator": train_utils.from_plain(state["evaluator"]),
         }
         self._restored = {name: of_part for name, of_part in restored.items() if of_part is not None}
         problems += self._hand_out_restored()
         for name, aggregator in self._aggregators().items():
-            plain_state.statistics_from_plain(aggregator, state["statistics"].get(name, ()))
+            train_utils.statistics_from_plain(aggregator, state["statistics"].get(name, ()))
         GlobalLogState.global_step = state["log_step"]
-        plain_state.set_global_generators_state(state["global_generators"])
+        train_utils.set_global_generators_state(state["global_generators"])
         self._report(problems, origin)
 
     def _hand_out_restored(self) -> list[str]:
@@ -677,7 +675,7 @@ class EpochTrainer(Trainer, ABC):
         """
         state = load_state(file_path)
         origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
-        if plain_state.STATE_FORMAT not in state:
+        if train_utils.STATE_FORMAT not in state:
             self.load_state_dict(state, origin)
         elif self.policy is self.model and state["algorithm"] != type(self).__name__:
             self.load_state_dict(state["model"], origin)

@@ -8,7 +8,7 @@ from typing import Any
 
 from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion
+from maze.train.trainers.common.model_selection.model_selection_base import SelectionCriterion
 
 
 def default_optimizer() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from maze.core.utils.factory import Factory
 from maze.core.utils.worker_pool import n_available_cores
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
+from maze.train.trainers.common.model_selection.model_selection_base import SelectionCriterion, tell
 from maze.train.trainers.common.observation_statistics import Moments, merged
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds
@@ -36,7 +36,7 @@ from maze.train.trainers.es.es_events import ESEvents
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import es_gradient, get_flat_parameters, n_trained_parameters
 from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
-from maze.train.utils.plain_state import Part
+from maze.train.utils.train_utils import Part
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy

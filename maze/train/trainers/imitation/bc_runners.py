@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.utils.factory import ConfigType
 from maze.train.parallelization.placement import placement_of
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.imitation.bc_trainer import BCTrainer
-
-if TYPE_CHECKING:
-    from maze.train.trainers.common.evaluators.evaluator import Evaluator
 
 
 @dataclass

@@ -14,7 +14,7 @@ from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.imitation.imitation_events import ImitationEvents
-from maze.train.utils.plain_state import statistics_from_plain, statistics_to_plain
+from maze.train.utils.train_utils import statistics_from_plain, statistics_to_plain
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy

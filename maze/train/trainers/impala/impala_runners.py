@@ -43,5 +43,9 @@ class ImpalaLocalRunner(ImpalaRunner):
     @override(TrainingRunner)
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.placement in (None, "processes"):
-            self.placement = InProcess() if self.start_method == "dummy" else Processes(self.start_method)
+        if self.start_method == "dummy":
+            self.placement = InProcess()
+        elif self.placement in (None, "processes"):
+            self.placement = Processes(self.start_method)
+        elif isinstance(self.placement, Mapping) and self.placement.get("start_method", "") is None:
+            self.placement = {**self.placement, "start_method": self.start_method}

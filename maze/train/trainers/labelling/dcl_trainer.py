@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.planning.branches import Actions, Branches, Group
@@ -20,10 +21,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.labelling.labelling_configs import DCLConfig
 from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.train.utils.plain_state import Part
+from maze.train.utils.train_utils import Part
 
 _SHARE_OF_LABELS = 0.75
 """Share of a generation's time in which decisions are labelled; the rest is for the passes over them."""

@@ -26,7 +26,7 @@ from maze.train.trainers.labelling.labelling_configs import LabellingConfig
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.trainers.common.training_runner import TrainingRunner
-    from maze.train.utils.plain_state import Part
+    from maze.train.utils.train_utils import Part
 
 
 class LabellingEvents(ImitationEvents):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from scipy.special import log_softmax
 
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.planning.branches import Branches, Group
@@ -19,9 +20,6 @@ from maze.train.trainers.common.learning import require_end_of_schedule, schedul
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.labelling.labelling_configs import SelfLabellingConfig
 from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
 
 _MOST_ACTIONS = 4096
 _SHARE_OF_ROWS = 0.75

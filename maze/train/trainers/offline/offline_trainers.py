@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
+from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.torch_actor_critic import TorchActorCritic, policy_of
-from maze.core.agent.torch_model import TargetNetworks, as_float_tensors, depends_on_mode
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.agent.torch_state_action_critic import (
     TorchStateActionCritic,
@@ -41,9 +42,9 @@ from maze.train.trainers.common.observation_statistics import ObservationStatist
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.dqn.dqn_trainer import ActionValueNetwork, best_value, factors_of, is_allowed, values_of
-from maze.train.trainers.imitation.bc_data import load_dataset
+from maze.train.trainers.imitation.bc_trainer import load_dataset
 from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig, IQLConfig, OfflineConfig, TD3BCConfig
-from maze.train.utils.plain_state import Part
+from maze.train.utils.train_utils import Part
 
 Key = int | str
 TensorDict = dict[str, Tensor]

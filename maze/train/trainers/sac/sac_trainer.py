@@ -41,7 +41,7 @@ from maze.train.trainers.sac.objectives import (
 )
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_events import SACEvents
-from maze.train.utils.plain_state import Part
+from maze.train.utils.train_utils import Part
 
 if TYPE_CHECKING:
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (

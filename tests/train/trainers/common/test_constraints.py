@@ -12,11 +12,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_decorators import (
-    define_episode_stats,
-    define_epoch_stats,
-    define_step_stats,
-)
+from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.distributed_actors.env_groups import in_groups
@@ -24,13 +20,8 @@ from maze.train.parallelization.vector_env.batched_vector_env import BatchedVect
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv, in_sequence
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.constraints import (
-    PID,
-    combined_advantage,
-    pid_step,
-    sum_of_ended,
-)
-from maze.train.trainers.common.model_selection.selection_criterion import (
+from maze.train.trainers.common.actor_critic.constraints import PID, combined_advantage, pid_step, sum_of_ended
+from maze.train.trainers.common.model_selection.model_selection_base import (
     Constraint,
     SelectionCriterion,
     statistic_source,

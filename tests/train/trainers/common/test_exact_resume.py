@@ -24,8 +24,8 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import SurrogateLoss
-from maze.train.utils.plain_state import STATE_FORMAT, from_plain
 from maze.train.utils.run_process import TrainingInterrupted
+from maze.train.utils.train_utils import STATE_FORMAT, from_plain
 
 NORMALIZATION = (
     "maze.core.wrappers.return_normalization_reward_wrapper.ReturnNormalizationRewardWrapper",

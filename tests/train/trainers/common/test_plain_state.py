@@ -8,7 +8,7 @@ import torch
 
 from maze.core.log_stats.reducer_functions import PassedThrough
 from maze.core.utils.checkpoint import load_state, save_state
-from maze.train.utils.plain_state import from_plain, to_plain
+from maze.train.utils.train_utils import from_plain, to_plain
 
 VALUES = [
     np.zeros((0, 3), np.float32),

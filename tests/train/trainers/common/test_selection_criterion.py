@@ -24,8 +24,12 @@ from maze.maze_cli import main
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, best_score
-from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
-from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, find_statistic, tell
+from maze.train.trainers.common.model_selection.model_selection_base import (
+    ModelSelectionBase,
+    SelectionCriterion,
+    find_statistic,
+    tell,
+)
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 
 

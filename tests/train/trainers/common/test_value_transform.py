@@ -6,11 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maze.train.trainers.common.value_transform import (
-    ReduceScaleValueTransform,
-    scalar_to_support,
-    support_to_scalar,
-)
+from maze.train.trainers.common.value_transform import ReduceScaleValueTransform, scalar_to_support, support_to_scalar
 
 
 @given(st.floats(-1e4, 1e4), st.sampled_from([0.0, 1e-3, 1e-2, 1.0]))

@@ -20,7 +20,7 @@ from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDist
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac import sac_trainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
-from maze.train.utils.plain_state import load_states, states_of
+from maze.train.utils.train_utils import load_states, states_of
 from tests.train.parallelization.toy_envs import PassOn, RandomWalkCoreEnv, random_walk_env, two_step_env
 from tests.train.trainers.sac.sac_models import build_model, learner_of
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.torch_model import depends_on_mode
+from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -35,7 +35,7 @@ from maze.train.trainers.common.actor_critic.valuation import (
 from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.learning import Losses, gradient_step, require_end_of_schedule, scheduled_lr
 from maze.train.trainers.common.trainer import EpochTrainer
-from maze.train.utils.plain_state import Part
+from maze.train.utils.train_utils import Part
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic

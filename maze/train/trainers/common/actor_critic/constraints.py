@@ -32,7 +32,7 @@ from maze.core.utils.checkpoint import Stateful
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
 from maze.train.trainers.common.actor_critic import valuation
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
-from maze.train.trainers.common.model_selection.selection_criterion import Constraint, statistic_source
+from maze.train.trainers.common.model_selection.model_selection_base import Constraint, statistic_source
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicyOutput

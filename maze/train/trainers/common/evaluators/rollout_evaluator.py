@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,8 @@ from maze.core.utils.config_utils import count_instances
 from maze.train.parallelization.distributed_actors.env_groups import seed_beside
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
-from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
-from maze.train.utils.plain_state import statistics_from_plain, statistics_to_plain
-
-if TYPE_CHECKING:
-    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
+from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase, SelectionCriterion, tell
+from maze.train.utils.train_utils import statistics_from_plain, statistics_to_plain
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ class RolloutEvaluator(Evaluator):
     :param model_selection: Receives the mean reward (or the objective); `None`: none does.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
     :param objective: Statistic or KPI that the best model is chosen by, such as `kpi/waste`; `None`: the mean
-        reward. See :class:`~maze.train.trainers.common.model_selection.selection_criterion.SelectionCriterion`.
+        reward. See :class:`~maze.train.trainers.common.model_selection.model_selection_base.SelectionCriterion`.
     :param maximize: Whether more of it is better.
     :param constraints: Conditions on the best model, such as `invalid_cut <= 0`.
     :param keep: Which model the selection keeps: the `best`, or the `latest`, where epochs towards the end differ by

@@ -234,7 +234,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         """Set how surprising rows were.
 
         :param slots: int64 `[B]`: where they lie, see
-            :class:`~maze.train.trainers.common.replay_buffer.transitions.TransitionBatch`.
+            :class:`~maze.train.trainers.common.replay_buffer.replay_buffer.TransitionBatch`.
         :param errors: float `[B]`: absolute errors.
         """
         priorities = (np.abs(errors) + _SMALLEST) ** self.alpha

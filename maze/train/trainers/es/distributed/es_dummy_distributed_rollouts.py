@@ -30,8 +30,7 @@ from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import LocalPool, Maker, TaskPool, unpublished
-from maze.perception.program.network_program import TorchPopulation
-from maze.perception.program.numpy_networks import Rows, population_in_numpy
+from maze.perception.program.network_program import Rows, TorchPopulation, population_in_numpy
 from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
