@@ -358,7 +358,7 @@ class ProcessPool(TaskPool):
             self.close()
             raise
 
-    def _start(self, index: int, rows: slice, *counts: int) -> Worker:
+    def _start(self, index: int, rows: slice, n_starts: int = 0, n_failures: int = 0) -> Worker:
         is_fork = self._context.get_start_method() == "fork"
         ours, theirs = self._context.Pipe(duplex=True)
         alarm, their_alarm = self._context.Pipe(duplex=False)
@@ -372,7 +372,7 @@ class ProcessPool(TaskPool):
             process.start()
         theirs.close()
         their_alarm.close()
-        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, *counts)
+        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, n_starts, n_failures)
         for fd in worker.fds():
             self._worker_of[fd] = worker
             self._poll.register(fd, select.POLLIN)
@@ -577,9 +577,11 @@ class ProcessPool(TaskPool):
         self._deadlines.pop(index, None)
         self.n_restarts += 1
         new = self.workers[index] = self._start(index, worker.rows, worker.n_starts + 1, n_failures)
-        preparing = [("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()]
-        for name, (maker, fd) in self._makers.items():
-            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), fd))
+        preparing: list[tuple[str, tuple[Any, ...], int | None]] = [
+            ("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()
+        ]
+        for name, (maker, maker_fd) in self._makers.items():
+            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), maker_fd))
         for method, arguments, descriptor in preparing:
             self.submit(index, "", method, *arguments, fd=descriptor)
         for task in worker.tasks:
