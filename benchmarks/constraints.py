@@ -149,9 +149,10 @@ def service(fill_rates: Sequence[float], seeds: Sequence[int], keep: Path) -> No
 def compared(policies: Mapping[str, str], kpi: str, n_episodes: int) -> None:
     """Print mean returns and a KPI of policies in the same episodes, with 95 % intervals."""
     with tempfile.TemporaryDirectory() as directory:
-        chosen = ", ".join(f"'{name}': {policy}" for name, policy in policies.items())
+        chosen = ", ".join(f"{name}: {policy}" for name, policy in policies.items())
         settings = [f"policies={{{chosen}}}", f"runner.minimize=[{kpi}]", f"runner.n_episodes={n_episodes}"]
-        maze_run(["-cn", "conf_compare", *settings, f"hydra.run.dir={directory}"])
+        settings += ["seeding.env_base_seed=1", "seeding.agent_base_seed=1", f"hydra.run.dir={directory}"]
+        maze_run(["-cn", "conf_compare", *settings])
         with (Path(directory) / "comparison.csv").open(encoding="utf-8", newline="") as lines:
             found = {(row["policy"], row["measure"]): row for row in csv.DictReader(lines)}
     rows = [
@@ -169,11 +170,11 @@ def estimate(row: Mapping[str, str]) -> list[str]:
 def dispatching(seeds: Sequence[int], keep: Path) -> None:
     """Compare runs with and without the constraint with the heuristic."""
     rule = "{_target_: maze_envs.logistics.dispatching.rules.NearestOrder, farthest: 0.21}"
-    policies = {"nearest order": "nearest_order", "nearest order within 5 cells": rule}
+    policies = {"nearest_order": "nearest_order", "nearest_order_within_5_cells": rule}
     for seed in seeds:
         for name, changes in {"unconstrained": ["algorithm.constraints=[]"], "constrained": []}.items():
             run = train(keep / f"dispatching-{name}-{seed}", ["+experiment=dispatching_late_ppo", *changes], seed)
-            policies[f"{name}, seed {seed}"] = str(run)
+            policies[f"{name}_{seed}"] = str(run)
     compared(policies, "late_share", 100)
 
 
