@@ -42,7 +42,6 @@ from maze.planning.branches import ArrayBranches
 from maze.planning.planner import BranchSimulator, Planner
 from maze.planning.rollout_policy import RolloutPolicy, acting
 from maze.report.estimates import Estimate, mean_interval
-from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.inventory.exact import lost_sales_cost
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSalesEnv
 from maze_envs.scheduling.job_shop import JobShops
@@ -57,7 +56,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, A
     "dispatching": (
         "logistics/dispatching/conf/env/dispatching",
         {},
-        {"_target_": "benchmarks.planning.NearestOrder"},
+        "logistics/dispatching/conf/policy/nearest_order",
         {"horizon": 12, "scenarios": 32, "value": {"_target_": "benchmarks.planning.RestOfTheDay"}},
     ),
     "cutting_2d": (
@@ -95,14 +94,6 @@ OWN = {
     "ambulances": ("tutorial_maze_env.ambulances", "AmbulancesEnv", "HomeStation"),
 }
 """Simulators of users: module, environment and heuristic."""
-
-
-class NearestOrder(ArrayPolicy):
-    """Each idle vehicle takes the nearest order that is left."""
-
-    def choose(self, observation: Mapping[str, np.ndarray], step_key: object) -> dict[str, np.ndarray]:
-        nearness = np.append(observation["orders"][..., 1], np.zeros((len(observation["orders"]), 1)), axis=1)
-        return {"order": np.where(observation["order_mask"] > 0, 1.0 + nearness, 0.0).argmax(axis=1)}
 
 
 class RestOfTheDay:

@@ -75,6 +75,14 @@ ENTRIES = {
         "average_jobs",
         100,
     ),
+    "dispatching": Entry(
+        "dispatching, at most 5 late orders per 100",
+        ("+experiment=dispatching_late_ppo",),
+        "nearest order",
+        "nearest_order",
+        "distance_per_order",
+        100,
+    ),
     "job_shop": Entry(
         "job shops of all sizes; results on Taillard's 15x15",
         ("+experiment=job_shop_ppo", "algorithm.n_epochs=15", "algorithm.epoch_length=15"),

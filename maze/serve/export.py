@@ -410,22 +410,22 @@ class Recording:
         return entry_summaries(self.converted.get(step_key, {}), self.sizes.get(step_key, {}))
 
     def reference_cases(self, policy: TorchPolicy, used: Mapping[StepKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Sample observations of each actor, with the logits and greedy actions of the policy.
+        """Sample observations of the actors of each network, with the logits and greedy actions of the policy.
 
         :param policy: The policy.
         :param used: Entries that networks use, by sub-step.
         """
-        cases, seen = [], set()
-        for actor, inputs in self.inputs.items():
-            network = id(policy.network_for(actor))
-            if (actor.step_key, network) in seen:
-                continue
-            seen.add((actor.step_key, network))
+        cases, groups = [], dict[tuple[StepKey, int], list[ActorID]]()
+        for actor in self.inputs:
+            groups.setdefault((actor.step_key, id(policy.network_for(actor))), []).append(actor)
+        for actors in groups.values():
+            actor, inputs = actors[0], [each for one in actors for each in self.inputs[one]]
+            before = [each for one in actors for each in self.states[one]]
             size = sum(np.asarray(inputs[0][name]).size * 4 for name in used[actor.step_key])
             n_cases = max(2, min(MOST_CASES, len(inputs), MOST_CASE_BYTES // max(size, 1)))
             chosen = [int(index) for index in np.linspace(0, len(inputs) - 1, min(n_cases, len(inputs)))]
             batch = _stacked([inputs[index] for index in chosen])
-            states = _stacked([self.states[actor][index] for index in chosen])
+            states = _stacked([before[index] for index in chosen])
             run = StepRun({key: torch.from_numpy(array) for key, array in states.items()})
             with torch.inference_mode(), policy.running_for(actor, run):
                 output = policy.compute_substep_policy_output(dict(batch), actor)

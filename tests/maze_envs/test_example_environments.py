@@ -9,22 +9,35 @@ from hydra import compose, initialize_config_module
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from maze.utils.check_env import check_env
 from maze_envs.common.masked_flatten_concat import MaskedFlattenConcatPolicyNet
+from maze_envs.logistics.dispatching.events import DispatchingEvents
 from maze_envs.logistics.dispatching.maze_env import dispatching_env, flat_dispatching_env
+from maze_envs.logistics.dispatching.rules import NearestOrder
+from maze_envs.logistics.dispatching.simulation import Order
 from maze_envs.robotics.pick_and_place.core_env import PLACE_REWARD, STEP_COST
 from maze_envs.robotics.pick_and_place.maze_env import flat_pick_and_place_env, pick_and_place_env
 
 ENVS = [dispatching_env, flat_dispatching_env, pick_and_place_env, flat_pick_and_place_env]
-EXPERIMENTS = ["dispatching_ppo", "dispatching_flat_ppo", "pick_and_place_ppo", "pick_and_place_flat_ppo"]
+LATE_SHARE = LogStatsKey(BaseEnvEvents.kpi, None, ("late_share",))
+EXPERIMENTS = [
+    "dispatching_ppo",
+    "dispatching_flat_ppo",
+    "dispatching_late_ppo",
+    "pick_and_place_ppo",
+    "pick_and_place_flat_ppo",
+]
 
 
 @pytest.mark.parametrize("make_env", ENVS)
@@ -43,8 +56,7 @@ def episode_return(env, act, seed):
 
 
 def nearest_order(observation, env):
-    orders = observation["orders"]
-    return {"order": int((orders[:, 0] * orders[:, 1]).argmax())}
+    return NearestOrder().compute_action(observation, None, None, env.actor_id())
 
 
 def straight_to_the_goal(observation, env):
@@ -114,6 +126,47 @@ def test_each_vehicle_observes_the_state_left_by_earlier_vehicles_and_gets_its_o
     assert rewards == [1.0, 0.0, 1.0, 1.0]
     assert env.get_actor_rewards().tolist() == rewards
     assert env.get_env_time() == 1
+
+
+@pytest.mark.parametrize(("farthest", "chosen"), [(1.0, 1), (0.25, 1), (0.2, 3)])  # 3: wait
+def test_the_nearest_order_within_reach_is_taken(farthest, chosen):
+    orders = [[1.0, 0.5, 1.0], [1.0, 0.75, 1.0], [0.0, 0.0, 0.0]]
+    action = NearestOrder(farthest).compute_action({"orders": np.array(orders, np.float32)}, None, None)
+    assert action["order"] == chosen
+
+
+@pytest.mark.parametrize(
+    ("distance", "lost_at", "late_share"),
+    [
+        (3, 3, 0.0),  # the vehicle arrives when the patience ends
+        (3, 2, 0.5),  # one time unit after it, one of two orders
+    ],
+)
+def test_orders_are_late_if_they_are_lost_or_reached_too_late(distance, lost_at, late_share):
+    env = LogStatsWrapper.wrap(dispatching_env(n_vehicles=1, arrival_rate=0.0, horizon=20))
+    env.seed(0)
+    env.reset()
+    x, y = env.core_env.simulation.vehicles[0].position
+    orders = [Order((x - distance, y), lost_at), Order((x, y), 20)]
+    env.core_env.simulation.orders = orders + [None] * 6
+    done = False
+    while not done:  # the first order first
+        _, _, done, _ = env.step({"order": 0 if env.core_env.simulation.orders[0] else 1})
+    env.reset()
+    assert env.get_stats(LogStatsLevel.EPISODE).last_stats[LATE_SHARE] == late_share
+
+
+def test_a_lost_order_is_late_once():
+    env = LogStatsWrapper.wrap(dispatching_env(n_vehicles=1, arrival_rate=0.0, horizon=20))
+    env.seed(0)
+    env.reset()
+    env.core_env.simulation.orders = [Order((0, 0), 2)] + [None] * 7
+    done = False
+    while not done:
+        _, _, done, _ = env.step({"order": 8})  # wait
+    env.reset()
+    assert env.get_stats_value(DispatchingEvents.order_late, LogStatsLevel.EPISODE) == 1
+    assert env.get_stats(LogStatsLevel.EPISODE).last_stats[LATE_SHARE] == 1.0
 
 
 def test_the_task_follows_from_the_state_and_lasts_several_steps():

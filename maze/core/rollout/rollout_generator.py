@@ -169,7 +169,9 @@ class RolloutGenerator:
         if self._last_observation is None:
             self.env.reset(out=rows)
         else:
-            _copy(self._last_observation, rows)
+            for step_key, arrays in self._last_observation.items():
+                for key, array in arrays.items():
+                    rows[step_key][key][...] = array
         hidden_states = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
         act = acting_function(policy, self.env, hidden_states=hidden_states)
         actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
@@ -278,12 +280,6 @@ class RolloutGenerator:
 
     def _logits_shapes(self, policy: Policy | None) -> LogitsShapes | None:
         return logits_shapes_of(policy, self.env.action_spaces_dict) if self.record_logits else None
-
-
-def _copy(source: Any, target: Any) -> None:
-    for step_key, arrays in source.items():
-        for key, array in arrays.items():
-            target[step_key][key][...] = array
 
 
 def _note_actors_done(infos: Sequence[Mapping[Any, Any]], tick: int, columns: RolloutColumns) -> None:

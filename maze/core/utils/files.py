@@ -70,10 +70,10 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview)
     atomic_write(path, lambda file: file.write(data))
 
 
-def csv_text(rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Format rows of cells as lines of a CSV table."""
     text = io.StringIO(newline="")
-    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

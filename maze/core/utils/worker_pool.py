@@ -287,7 +287,7 @@ class Worker:
     channel: worker_process.Channel
     """The parent's end of its pipe."""
     alarm: Any
-    """Pipe to which the worker reports that a time limit of its environments has passed, see `Timeout`."""
+    """Pipe that shows that a time limit of its environments has passed, see `Timeout`; `None`: they have none."""
     n_starts: int = 0
     """Number of earlier starts."""
     n_failures: int = 0
@@ -295,9 +295,9 @@ class Worker:
     tasks: deque[Task] = field(default_factory=deque)
     """Its tasks in progress."""
 
-    def fds(self) -> tuple[int, int, int]:
-        """Return the file descriptors that show its answers, its alarms and its end."""
-        return self.channel.fd, self.alarm.fileno(), self.process.sentinel
+    def fds(self) -> list[int]:
+        """Return the file descriptors that show its answers, its end and its alarms."""
+        return [self.channel.fd, self.process.sentinel, *([] if self.alarm is None else [self.alarm.fileno()])]
 
 
 class ProcessPool(TaskPool):
@@ -358,10 +358,10 @@ class ProcessPool(TaskPool):
             self.close()
             raise
 
-    def _start(self, index: int, rows: slice, *counts: int) -> Worker:
+    def _start(self, index: int, rows: slice, n_starts: int = 0, n_failures: int = 0) -> Worker:
         is_fork = self._context.get_start_method() == "fork"
         ours, theirs = self._context.Pipe(duplex=True)
-        alarm, their_alarm = self._context.Pipe(duplex=False)
+        alarm, their_alarm = self._context.Pipe(duplex=False) if self._timeout == math.inf else (None, None)
         inherited = [ours, *(worker.channel.connection for worker in self.workers)] if is_fork else []
         process = self._context.Process(
             target=messages.run_worker,
@@ -371,8 +371,9 @@ class ProcessPool(TaskPool):
         with _starting(is_fork):
             process.start()
         theirs.close()
-        their_alarm.close()
-        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, *counts)
+        if their_alarm is not None:
+            their_alarm.close()
+        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, n_starts, n_failures)
         for fd in worker.fds():
             self._worker_of[fd] = worker
             self._poll.register(fd, select.POLLIN)
@@ -433,9 +434,10 @@ class ProcessPool(TaskPool):
                 if n_done == len(tasks):
                     return list(tasks)
                 is_waiting = wait and n_done < n_wanted
-                deadline = min(self._deadlines.values(), default=None)
-                seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
-                events = self._events(seconds if is_waiting else 0.0)
+                seconds = None if is_waiting else 0.0
+                if is_waiting and self._deadlines:
+                    seconds = max(0.0, min(self._deadlines.values()) - time.monotonic())
+                events = self._events(seconds)
                 self._take(events)
                 if not events and is_waiting:
                     late = self.workers[min(self._deadlines, key=self._deadlines.__getitem__)]
@@ -452,11 +454,10 @@ class ProcessPool(TaskPool):
             worker, n_restarts = self._worker_of[fd], self.n_restarts
             if fd == worker.channel.fd and event & select.POLLIN:
                 self._receive(worker)
-            elif fd == worker.alarm.fileno() and event & select.POLLIN:
+            elif worker.alarm is not None and fd == worker.alarm.fileno() and event & select.POLLIN:
                 numbers = os.read(fd, 4096)
-                if self._timeout == math.inf:
-                    is_late = numbers.rfind(signal.SIGALRM) > numbers.rfind(0)
-                    self._limit(worker, _HANG_SECONDS if is_late else math.inf)
+                is_late = numbers.rfind(signal.SIGALRM) > numbers.rfind(0)
+                self._limit(worker, _HANG_SECONDS if is_late else math.inf)
             elif not worker.channel.connection.poll(0):
                 self._replace(worker, self._ended(worker))
             if self.n_restarts > n_restarts:
@@ -573,13 +574,16 @@ class ProcessPool(TaskPool):
             worker.process.join(_CLOSE_SECONDS)  # it closes its environments after an exception
         worker.process.kill()
         worker.channel.close()
-        worker.alarm.close()
+        if worker.alarm is not None:
+            worker.alarm.close()
         self._deadlines.pop(index, None)
         self.n_restarts += 1
         new = self.workers[index] = self._start(index, worker.rows, worker.n_starts + 1, n_failures)
-        preparing = [("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()]
-        for name, (maker, fd) in self._makers.items():
-            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), fd))
+        preparing: list[tuple[str, tuple[Any, ...], int | None]] = [
+            ("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()
+        ]
+        for name, (maker, maker_fd) in self._makers.items():
+            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), maker_fd))
         for method, arguments, descriptor in preparing:
             self.submit(index, "", method, *arguments, fd=descriptor)
         for task in worker.tasks:

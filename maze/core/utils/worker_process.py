@@ -244,17 +244,21 @@ class Outbox:
                 self._channel.send_pickled(*message)
 
 
-def run_worker(connection: Connection, alarm: Connection, in_background: bool, inherited: list[Connection]) -> None:
+def run_worker(
+    connection: Connection, alarm: Connection | None, in_background: bool, inherited: list[Connection]
+) -> None:
     """Serve hosted objects until the parent closes the worker or ends. The main function of a worker process.
 
     :param connection: End of the pipe to the parent.
-    :param alarm: Pipe that receives the numbers of signals, also while native code of an environment does not return.
+    :param alarm: Pipe that receives the numbers of signals, also while native code of an environment does not return;
+        `None`: environments have no time limit.
     :param in_background: Whether a thread sends answers, so that work continues while the parent does not read.
     :param inherited: Connections that a forked process has inherited and has to close.
     """
     depend_on_parent()
-    os.set_blocking(alarm.fileno(), False)
-    signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+    if alarm is not None:
+        os.set_blocking(alarm.fileno(), False)
+        signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
     for other in inherited:
         other.close()
     channel = Channel(connection)

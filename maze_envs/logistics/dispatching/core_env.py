@@ -10,13 +10,30 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
+from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.events.pubsub import Pubsub
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze_envs.common.grid_renderer import GridRenderer
 from maze_envs.logistics.dispatching.events import DispatchingEvents
 from maze_envs.logistics.dispatching.simulation import DispatchingSimulation, Vehicle
 
 INVALID_ASSIGNMENT_PENALTY = 0.1
+
+
+class DispatchingKpiCalculator(KpiCalculator):
+    """Share of the orders that were late, and distance for each order that a vehicle was sent to."""
+
+    @override(KpiCalculator)
+    def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
+        log, events = episode_event_log, DispatchingEvents
+        distances = [event.attributes["distance"] for event in log.query_events(events.order_assigned)]
+        n_lost, n_late = (sum(1 for _ in log.query_events(event)) for event in (events.order_lost, events.order_late))
+        return {
+            "late_share": n_late / max(1, len(distances) + n_lost),
+            "distance_per_order": sum(distances) / max(1, len(distances)),
+        }
 
 
 class DispatchingCoreEnv(CoreEnv):
@@ -31,6 +48,7 @@ class DispatchingCoreEnv(CoreEnv):
         self.pubsub = Pubsub(self.context.event_service)
         self.events = self.pubsub.create_event_topic(DispatchingEvents)
         self.renderer = GridRenderer(simulation.size)
+        self.kpi_calculator = DispatchingKpiCalculator()
 
     @abstractmethod
     def _begin_step(self) -> None:
@@ -81,9 +99,13 @@ class DispatchingCoreEnv(CoreEnv):
         return self.renderer
 
     @override(CoreEnv)
+    def get_kpi_calculator(self) -> DispatchingKpiCalculator:
+        return self.kpi_calculator
+
+    @override(CoreEnv)
     def clone_from(self, env: CoreEnv) -> None:
         assert isinstance(env, DispatchingCoreEnv)
-        shared = ("context", "pubsub", "events", "renderer", "simulation")
+        shared = ("context", "pubsub", "events", "renderer", "kpi_calculator", "simulation")
         for name, value in vars(env).items():
             if name not in shared:
                 setattr(self, name, copy.deepcopy(value))

@@ -25,7 +25,13 @@ class DispatchingEvents(ABC):
     @define_episode_stats(sum)
     @define_step_stats(len)
     def order_lost(self) -> None:
-        """Nobody came in time."""
+        """No vehicle was sent in time."""
+
+    @define_epoch_stats(np.mean, output_name="mean_episode_total")
+    @define_episode_stats(sum)
+    @define_step_stats(len)
+    def order_late(self) -> None:
+        """An order was lost, or the vehicle arrives after the order's patience."""
 
     @define_epoch_stats(np.mean, output_name="mean_episode_total")
     @define_episode_stats(sum)

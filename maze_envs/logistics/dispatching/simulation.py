@@ -123,6 +123,8 @@ class DispatchingSimulation:
         vehicle.idle_from = self.time + max(1, distance)
         self.orders[slot] = None
         events.order_assigned(distance=distance)
+        if vehicle.idle_from > order.lost_at:
+            events.order_late()
         return 1.0 - self.distance_cost * distance
 
     def advance(self, events: DispatchingEvents) -> list[int]:
@@ -163,6 +165,7 @@ class DispatchingSimulation:
             if order is not None and order.lost_at <= self.time:
                 self.orders[slot] = None
                 events.order_lost()
+                events.order_late()
 
     def _accept_order(self) -> None:
         position = self.rng.integers(self.size, size=2)

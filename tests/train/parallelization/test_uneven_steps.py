@@ -119,7 +119,7 @@ def test_the_process_of_a_faulty_environment_is_named_and_replaced(
     with contextlib.closing(env):
         env.seed([0, 1])
         collect, columns = collecting(env)
-        deadline, seen = time.monotonic() + 30, set[int]()
+        deadline, seen = time.monotonic() + 120, set[int]()
         with caplog.at_level(logging.WARNING):
             while len(seen - {0, 1}) < 1 and time.monotonic() < deadline:  # the replaced environment has another seed
                 collect()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from maze.core.agent.networks import depends_on_mode
 from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
@@ -52,7 +51,6 @@ class IMPALA(ActorCritic):
         **common: Any,
     ) -> None:
         super().__init__(algorithm_config, rollout_generator, evaluator, model, model_selection, **common)
-        self._has_modes = depends_on_mode([*model.policy.networks.values(), *model.critic.networks.values()])
         self._impala_events = self.train_stats.create_event_topic(ImpalaEvents)
 
     @classmethod

@@ -23,6 +23,7 @@ class PPO(ActorCritic):
     """Proximal policy optimization with a clipped objective (Schulman et al. 2017)."""
 
     config_class: ClassVar[type[ActorCriticConfig]] = PPOAlgorithmConfig
+    learns_at_once: ClassVar[bool] = False
     config: PPOAlgorithmConfig
 
     @override(ActorCritic)

@@ -20,6 +20,7 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state, save_state
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateValueNet
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
@@ -70,7 +71,7 @@ def make_trainer(
         env.seed([1, 2])
     model = model or make_model()
     return trainer_class(
-        algorithm_config=TRAINERS[trainer_class](**values),
+        algorithm_config=trainer_class.config_class(**values),
         rollout_generator=RolloutGenerator(env),
         evaluator=evaluator,
         model=model,
@@ -106,6 +107,35 @@ def test_two_runs_with_the_same_seeds_are_bit_identical(trainer_class):
         results.append(weights(trainer.model))
     assert same(*results)
     assert not same(results[0], weights(make_model()))
+
+
+class EvaluatesAgain(A2C):
+    learns_at_once = False
+
+
+def test_outputs_kept_from_the_valuation_of_a_rollout_learn_the_same_as_new_ones():
+    results = []
+    for trainer_class, n_evaluations in ((A2C, 1), (EvaluatesAgain, 2)):
+        model = make_model()
+        shapes = {"observation": (4,)}
+        torch.manual_seed(0)
+        policy = FlattenConcatPolicyNet(shapes, {"action": (2,)}, hidden_units=[8], non_lin=nn.Tanh)
+        critic = FlattenConcatStateValueNet(shapes, hidden_units=[8], non_lin=nn.Tanh)
+        env_spaces = make_env().observation_spaces_dict
+        model = TorchActorCritic(
+            TorchPolicy({0: policy}, model.policy.distribution_mapper, "cpu"),
+            TorchSharedStateCritic({0: critic}, env_spaces, "cpu", False),
+            "cpu",
+        )
+        model.policy.seed(0)
+        evaluated = []
+        policy.register_forward_hook(lambda *_, found=evaluated: found.append(1))
+        trainer = make_trainer(trainer_class, model=model, n_epochs=1, epoch_length=3, max_grad_norm=0.5)
+        trainer.train()
+        n_acted = 8  # a network with hooks also acts in torch
+        assert len(evaluated) == 3 * (n_acted + n_evaluations)
+        results.append(weights(model))
+    assert same(*results)
 
 
 def test_another_seed_shuffles_minibatches_differently():

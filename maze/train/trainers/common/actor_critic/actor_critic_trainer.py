@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -131,6 +132,8 @@ class ActorCritic(EpochTrainer, ABC):
     learns_recurrent: ClassVar[bool] = True
     learns_observation_statistics: ClassVar[bool] = True
     follows_curriculum: ClassVar[bool] = True
+    learns_at_once: ClassVar[bool] = True
+    """Whether a rollout is used for one gradient step, whose loss takes the outputs that it was valued with."""
     events_class: ClassVar[type[Any]] = ActorCriticEvents
     config: ActorCriticConfig
     model: TorchActorCritic
@@ -158,6 +161,7 @@ class ActorCritic(EpochTrainer, ABC):
                 f"initial policy are not known. Found {self.config.kl_to_initial_coef}."
             )
         self._critic: TorchStateCritic = model.critic
+        self._has_modes = depends_on_mode([*model.policy.networks.values(), *model.critic.networks.values()])
         self.rollout_generator = vectorized(rollout_generator)
         self.generator = seeded_generator(seed)
         self._constraints = [LearnedConstraint(text, self.config, model) for text in self.config.constraints]
@@ -279,7 +283,8 @@ class ActorCritic(EpochTrainer, ABC):
         columns = self._collect()
         collected = time.perf_counter()
         batch = self._valued(columns)
-        self.model.train()
+        if self._has_modes:
+            self.model.train()
         self._optimize(batch)
         if self.observation_statistics.names:
             self.observation_statistics.learn(columns)
@@ -294,7 +299,8 @@ class ActorCritic(EpochTrainer, ABC):
                 sources = tuple(source for one in self._constraints for source in one.sources)
                 self.rollout_generator.env.record_constrained(sources)
             self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
-        self.model.eval()
+        if self._has_modes:
+            self.model.eval()
         self.rollout_generator.collect(self.model.policy, self._columns)
         self._columns.check_finite(self.rollout_generator.env.seeding_at)
         return self._columns
@@ -304,7 +310,11 @@ class ActorCritic(EpochTrainer, ABC):
         rewards = columns.rewards if self._risk is None else columns.rewards.copy()
         if self._reward_scaling is not None:
             self._reward_scaling.scale(columns)
-        batch = value_rollout(self.model, columns, self._returns, self._hidden_states, self.config.sequence_length)
+        keeps_outputs = self.learns_at_once and not (self._has_modes or self.model.is_recurrent)
+        batch = value_rollout(
+            *(self.model, columns, self._returns, self._hidden_states, self.config.sequence_length),
+            keeps_outputs=keeps_outputs,
+        )
         if isinstance(self._returns, CentredReturns):
             self.stats.add_value("average_reward", self._returns.averages[0])
         first = 0

@@ -301,6 +301,7 @@ def value_rollout(
     sequence_length: int = 0,
     *,
     are_joint: bool = False,
+    keeps_outputs: bool = False,
 ) -> RolloutBatch:
     """Evaluate policy and critic for a whole rollout at once, and compute its advantages and targets.
 
@@ -310,6 +311,7 @@ def value_rollout(
     :param hidden_states: Hidden states of a recurrent critic before the rollout; they are updated to its end.
     :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
     :param are_joint: Whether all actors get the rewards of a tick, also where actors have rewards of their own.
+    :param keeps_outputs: Whether the outputs are kept with gradients, for a loss of the whole rollout.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
     """
     if isinstance(model.critic, TorchDeltaStateCritic) and not columns.is_dense():
@@ -319,7 +321,7 @@ def value_rollout(
         )
     sequenced = SequencedRollout(model, columns, hidden_states, sequence_length) if model.is_recurrent else None
     batches = [
-        _evaluated(model, substeps, index, returns.is_off_policy, sequenced)
+        _evaluated(model, substeps, index, returns.is_off_policy, sequenced, keeps_outputs)
         for substeps, index in decisions_by_policy(
             columns, model.policy.substeps_with_separate_agent_nets, model.device
         )
@@ -360,9 +362,10 @@ def _evaluated(
     index: Index | None,
     is_off_policy: bool,
     sequenced: SequencedRollout | None,
+    keeps_outputs: bool,
 ) -> PolicyBatch:
     """Compute values and log-probabilities of all decisions of one policy network."""
-    keeps_outputs = is_off_policy and torch.is_grad_enabled()  # the loss uses them as well
+    keeps_outputs = (is_off_policy or keeps_outputs) and torch.is_grad_enabled()  # the loss uses them as well
     sequences = None
     with torch.set_grad_enabled(keeps_outputs):
         if sequenced is None:
