@@ -8,10 +8,10 @@ episodes of the same seeds. Results are kept in `--output`, a line of JSON for e
 repeated.
 
     python benchmarks/out_of_the_box.py --output results.jsonl --seeds 5 --steps 100000           # hours
-    python benchmarks/out_of_the_box.py truck_docks --frameworks maze maze_tuned peer --seeds 2
+    python benchmarks/out_of_the_box.py truck_docks --frameworks maze ppo_auto peer --seeds 2
     python benchmarks/out_of_the_box.py --output results.jsonl --seeds 0                          # tables only
 
-`maze` is `algorithm=ppo model=auto`, `maze_tuned` the same with the candidates for a preset below.
+`maze` is `algorithm=ppo model=auto`, `ppo_auto` the same with `algorithm=ppo_auto`.
 The tables have interquartile means over seeds and problems of scores, where 0 is a random policy and 1 the best mean
 return of any run in the problem, with stratified bootstrap intervals of 95 % (Agarwal et al. 2021).
 """
@@ -38,19 +38,7 @@ from scipy.stats import trim_mean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tutorials")]
 N_FIFTHS, N_EPISODES, FIRST_EPISODE_SEED, N_RESAMPLES = 5, 30, 987_654, 5_000
-FRAMEWORKS = ("maze", "maze_tuned", "peer")
-TUNED = {
-    "algorithm.n_rollout_steps": 256,
-    "algorithm.batch_size": 64,
-    "algorithm.n_optimization_epochs": 10,
-    "algorithm.lr": 0.0003,
-    "algorithm.gamma": 0.99,
-    "algorithm.gae_lambda": 0.95,
-    "algorithm.entropy_coef": 0.0,
-    "algorithm.max_grad_norm": 0.5,
-    "model.initialization": "orthogonal",
-    "runner.concurrency": 8,
-}
+FRAMEWORKS = ("maze", "ppo_auto", "peer")
 
 
 @dataclass(frozen=True)
@@ -160,16 +148,12 @@ def mean_return(env: Any, act: Callable[[Any], Any]) -> float:
     return total / N_EPISODES
 
 
-def train_maze(problem: Problem, algorithm: str, settings: dict[str, Any], n_steps: int, seed: int) -> list[float]:
-    """Train with Maze; return the mean return after each fifth.
-
-    :param algorithm: Name of the algorithm.
-    :param settings: Values that differ from the defaults.
-    """
+def train_maze(problem: Problem, algorithm: str, n_steps: int, seed: int) -> list[float]:
+    """Train with Maze; return the mean return after each fifth."""
     from maze.api.run_context import RunContext
 
     env = problem.make() if problem.is_flat else FlatEnv(problem.make())
-    overrides = {"seeding.env_base_seed": seed, "seeding.agent_base_seed": seed, **settings}
+    overrides = {"seeding.env_base_seed": seed, "seeding.agent_base_seed": seed}
     returns = []
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -255,8 +239,8 @@ def run_one(name: str, framework: str, n_steps: int, seed: int) -> dict[str, Any
     elif framework == "peer":
         returns = train_peer(problem, n_steps, seed)
     else:
-        settings: dict[str, Any] = TUNED if framework == "maze_tuned" else {}
-        returns = train_maze(problem, "sac" if name == "pendulum" else "ppo", settings, n_steps, seed)
+        algorithm = "sac" if name == "pendulum" else framework.replace("maze", "ppo")
+        returns = train_maze(problem, algorithm, n_steps, seed)
     seconds = time.process_time() - start
     return {
         "problem": name, "framework": framework, "steps": n_steps, "seed": seed, "returns": returns, "cpu_s": seconds,
@@ -332,7 +316,7 @@ def main() -> None:
         for framework in (*(["random"] if seed == 0 else []), *args.frameworks)
     ]
     for name, framework, n_steps, seed in wanted:
-        if (name, framework, n_steps, seed) in done or (name == "pendulum" and framework == "maze_tuned"):
+        if (name, framework, n_steps, seed) in done or (name == "pendulum" and framework == "ppo_auto"):
             continue
         command = [sys.executable, __file__, name, framework, "--one", "--steps", str(n_steps), "--seeds", str(seed)]
         finished = subprocess.run(

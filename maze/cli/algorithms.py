@@ -31,6 +31,7 @@ SHIPPED_ALGORITHMS = {
     "impala": f"{_TRAINERS}.impala.impala_algorithm_config.ImpalaAlgorithmConfig",
     "iql": f"{_TRAINERS}.offline.offline_algorithm_configs.IQLConfig",
     "ppo": f"{_TRAINERS}.ppo.ppo_algorithm_config.PPOAlgorithmConfig",
+    "ppo_auto": f"{_TRAINERS}.ppo.ppo_algorithm_config.PPOAutoAlgorithmConfig",
     "sac": f"{_TRAINERS}.sac.sac_algorithm_config.SACAlgorithmConfig",
     "sacfd": f"{_TRAINERS}.sac.sac_algorithm_config.SACAlgorithmConfig",
     "self_labelling": f"{_TRAINERS}.labelling.labelling_configs.SelfLabellingConfig",
@@ -98,9 +99,10 @@ def _runner_of(algorithm: str, kind: str) -> dict[str, Any]:
     """
     arguments: dict[str, Any]
     prefix = {"dev": "Dev", "local": "Local", "ray": ""}[kind]
-    if algorithm in ("a2c", "ppo"):
+    if algorithm in ("a2c", "ppo", "ppo_auto"):
         runner = f"common.actor_critic.actor_critic_runners.AC{prefix}Runner"
-        trainer = f"{_TRAINERS}.{algorithm}.{algorithm}_trainer.{algorithm.upper()}"
+        name = algorithm.removesuffix("_auto")
+        trainer = f"{_TRAINERS}.{name}.{name}_trainer.{name.upper()}"
         arguments = {"trainer_class": trainer, "eval_repeats": None, "critic_burn_in_epochs": None}
     elif algorithm == "bc":
         runner = f"imitation.bc_runners.BC{prefix}Runner"

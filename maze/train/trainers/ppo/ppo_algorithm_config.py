@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.train.trainers.common.config_classes import ActorCriticConfig, Amount, Count, Natural, Positive
+from maze.train.trainers.common.config_classes import ActorCriticConfig, Amount, Count, Natural, Positive, Share
 from maze.train.trainers.common.evaluators.evaluator import Evaluator, default_rollout_evaluator
 
 
@@ -45,3 +45,22 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_number("clip_range", 0.0, 1.0, above=True, below=True)
+
+
+@dataclass
+class PPOAutoAlgorithmConfig(PPOAlgorithmConfig):
+    """Hyperparameters of PPO for a new problem: small minibatches, GAE, a limit of the gradient.
+
+    The values are the defaults of stable-baselines3 for a rollout of 2,048 steps, with eight environments.
+    """
+
+    name = "ppo_auto"
+
+    lr: Amount = 0.0003
+    gamma: Share = 0.99
+    gae_lambda: Share = 0.95
+    n_rollout_steps: Count = 256
+    batch_size: Count = 64
+    n_optimization_epochs: Count = 10
+    entropy_coef: Amount = 0.0
+    max_grad_norm: Amount = 0.5
