@@ -183,7 +183,7 @@ class NetworksModel(TorchModel):
         :param tensors: Its inputs.
         :param run: Where its hidden states come from; `None`: it carries none, or is in :meth:`running_for`.
         """
-        network, cells = self._network(key), self._cells[key].values()
+        network, cells = self._network(key), self._cells.get(key, {}).values()
         if run is not None:
             with running(cells, run):
                 return network(tensors)
