@@ -32,7 +32,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.wrappers.wrapper import ActionWrapper
 from maze.maze_cli import main as maze_run
-from maze.perception.blocks.recurrent.lstm import StepRun
+from maze.perception.blocks.recurrent.recurrent_cell import StepRun
 from maze.serve.bundle import PolicyBundle
 from maze.serve.export import tapped
 from maze.serve.wrappers_as_data import Operations, operations_of

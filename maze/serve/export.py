@@ -27,7 +27,7 @@ from maze.core.errors import ConfigImportError, MazeError, install_command
 from maze.core.utils.files import read_json_object
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.wrapper import Wrapper
-from maze.perception.blocks.recurrent.lstm import StepRun, recurrent_cells, running
+from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.report.progress import read_progress
 from maze.serve.bundle_file import NEXT_STATE, STATE, packed
 from maze.serve.drift import components, entry_summaries

@@ -15,14 +15,8 @@ from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.offline.action_probabilities import ExploringPolicy, action_distribution, candidates
-from maze.offline.estimate import (
-    EstimationConfig,
-    FittedQConfig,
-    PolicyEstimate,
-    Weighting,
-    estimate,
-    log_probabilities,
-)
+from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate, log_probabilities
+from maze.offline.fitted_q import FittedQConfig
 
 ACTION_SPACES = {"pick": spaces.Dict(item=spaces.Discrete(3)), "place": spaces.Dict(side=spaces.Discrete(2))}
 FAST = FittedQConfig(n_updates=200, hidden_units=16)

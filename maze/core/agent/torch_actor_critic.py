@@ -20,7 +20,7 @@ from maze.core.errors import ConfigError
 if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-    from maze.perception.blocks.recurrent.lstm import Run
+    from maze.perception.blocks.recurrent.recurrent_cell import Run
 
 
 class ModelRuns(NamedTuple):

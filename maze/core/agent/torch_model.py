@@ -20,7 +20,7 @@ from maze.core.agent.networks import (
 )
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
-from maze.perception.blocks.recurrent.lstm import Run, recurrent_cells, running
+from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID

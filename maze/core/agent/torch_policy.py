@@ -24,7 +24,7 @@ from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.samplers import Sampler, check_logits, most_probable, sampler_of
 from maze.distributions.utils import require_valid_rows, sample_with
-from maze.perception.blocks.recurrent.lstm import Run, StepRun, recurrent_cells, running
+from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun, recurrent_cells, running
 from maze.perception.program.network_program import NumpyNetwork, in_numpy
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class TorchPolicy(NetworksModel, Policy):
     """Map an actor to a network, and the network's logits to actions.
 
-    Where a network has a :class:`~maze.perception.blocks.recurrent.lstm.RecurrentCellBlock`, each actor of
+    Where a network has a :class:`~maze.perception.blocks.recurrent.recurrent_cell.RecurrentCellBlock`, each actor of
     each environment has a hidden state of its own, which begins at zero with each episode.
 
     :param networks: One network for each step key; for sub-steps with separate networks, one for each

@@ -34,7 +34,7 @@ from maze.core.agent.state_action_critic import StateActionCritic
 from maze.core.agent.torch_model import NetworksModel, TargetNetworks, as_float_tensors
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.recurrent.lstm import recurrent_cells
+from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
 from maze.perception.perception_utils import flatten_spaces
 
 TARGET_GROUP = "target_critics"

@@ -27,7 +27,7 @@ from maze.perception.perception_utils import flatten_spaces, stack_and_flatten_s
 if TYPE_CHECKING:
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID, StepKeyType
-    from maze.perception.blocks.recurrent.lstm import Run
+    from maze.perception.blocks.recurrent.recurrent_cell import Run
 
 TensorDict = dict[str, torch.Tensor]
 

@@ -1,4 +1,4 @@
-"""Reward wrappers: clipping, scaling, and normalization by the standard deviation of returns."""
+"""Normalization of rewards by the standard deviation of returns; running statistics of wrappers."""
 
 from __future__ import annotations
 
@@ -6,64 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.simulated_env_mixin import Future
-from maze.core.errors import CheckpointError, ConfigError, ConfigValueError
+from maze.core.errors import CheckpointError, ConfigError
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
-
-
-class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
-    """Clip each reward to a range.
-
-    :param env: The environment to wrap.
-    :param min_val: Smallest reward passed on.
-    :param max_val: Largest reward passed on.
-    :raises ConfigError: The range is empty.
-    """
-
-    CLONED = (*RewardWrapper.CLONED, "min_val", "max_val")
-
-    def __init__(self, env: MazeEnv[Any], min_val: float, max_val: float) -> None:
-        if min_val > max_val:
-            raise ConfigValueError(
-                f"RewardClippingWrapper: `min_val` ({min_val}) is larger than `max_val` ({max_val})."
-            )
-        super().__init__(env)
-        self.min_val = min_val
-        self.max_val = max_val
-
-    @override(RewardWrapper)
-    def reward(self, reward: float) -> float:
-        # In this order of comparisons NaN passes, to be reported, and does not become a bound.
-        if reward < self.min_val:
-            return self.min_val
-        return self.max_val if reward > self.max_val else reward
-
-
-class RewardScalingWrapper(RewardWrapper[MazeEnv[Any]]):
-    """Multiply each reward by a constant.
-
-    :param env: The environment to wrap.
-    :param scale: The factor.
-    """
-
-    CLONED = (*RewardWrapper.CLONED, "scale")
-
-    def __init__(self, env: MazeEnv[Any], scale: float) -> None:
-        super().__init__(env)
-        self.scale = scale
-
-    @override(RewardWrapper)
-    def reward(self, reward: float) -> float:
-        return reward * self.scale
-
-    @override(RewardWrapper)
-    def get_actor_rewards(self) -> np.ndarray | None:
-        rewards = self.env.get_actor_rewards()
-        return None if rewards is None else np.asarray(rewards) * self.scale
 
 
 def wrappers_with_statistics(env: Any) -> Iterator[ReturnNormalizationRewardWrapper]:

@@ -1,5 +1,38 @@
-"""Documented path of a wrapper that is defined in `return_normalization_reward_wrapper`."""
+"""Reward clipping."""
 
-from maze.core.wrappers.return_normalization_reward_wrapper import RewardClippingWrapper
+from __future__ import annotations
 
-__all__ = ["RewardClippingWrapper"]
+from typing import Any
+
+from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigValueError
+from maze.core.wrappers.wrapper import RewardWrapper
+
+
+class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
+    """Clip each reward to a range.
+
+    :param env: The environment to wrap.
+    :param min_val: Smallest reward passed on.
+    :param max_val: Largest reward passed on.
+    :raises ConfigError: The range is empty.
+    """
+
+    CLONED = (*RewardWrapper.CLONED, "min_val", "max_val")
+
+    def __init__(self, env: MazeEnv[Any], min_val: float, max_val: float) -> None:
+        if min_val > max_val:
+            raise ConfigValueError(
+                f"RewardClippingWrapper: `min_val` ({min_val}) is larger than `max_val` ({max_val})."
+            )
+        super().__init__(env)
+        self.min_val = min_val
+        self.max_val = max_val
+
+    @override(RewardWrapper)
+    def reward(self, reward: float) -> float:
+        # In this order of comparisons NaN passes, to be reported, and does not become a bound.
+        if reward < self.min_val:
+            return self.min_val
+        return self.max_val if reward > self.max_val else reward

@@ -34,7 +34,8 @@ from maze.perception.blocks.joint_blocks.strided_conv_dense import ImageDenseBlo
 from maze.perception.blocks.joint_blocks.vgg_conv_dense import VGGConvolutionDenseBlock
 from maze.perception.blocks.joint_blocks.vgg_conv_gap import VGGConvolutionGAPBlock
 from maze.perception.blocks.output.linear import GaussianOutputBlock, LinearOutputBlock
-from maze.perception.blocks.recurrent.lstm import LSTMBlock, RecurrentCellBlock
+from maze.perception.blocks.recurrent.lstm import LSTMBlock
+from maze.perception.blocks.recurrent.recurrent_cell import RecurrentCellBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 __all__ = [

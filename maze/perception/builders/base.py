@@ -14,7 +14,7 @@ from torch import nn
 from maze.core.errors import ConfigError, did_you_mean, unknown_key_error
 from maze.core.utils.factory import Factory, plain_container
 from maze.perception.blocks.base import PerceptionBlock, without_side_effects
-from maze.perception.blocks.recurrent.lstm import RecurrentCellBlock
+from maze.perception.blocks.recurrent.recurrent_cell import RecurrentCellBlock
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy

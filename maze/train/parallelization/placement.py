@@ -148,7 +148,7 @@ class Processes(Placement):
                 self.start_method,
                 groups,
                 timeout,
-                n_slots=8,
+                n_slots=8,  # of the policy's parameters, each of which late fragments may still use
                 modules=[EnvGroups.__module__],
                 max_restarts=self.max_restarts,
             )

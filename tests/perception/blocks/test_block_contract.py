@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from maze.core.errors import ConfigError
 from maze.perception import blocks
 from maze.perception.blocks import PerceptionBlock
-from maze.perception.blocks.recurrent.lstm import recurrent_cells
+from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
 from maze.perception.program.network_program import in_numpy, population_in_numpy
 from tests.perception.blocks.block_cases import CASES, random_input
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBlock
-from maze.perception.blocks.recurrent.lstm import PackedRows, SequenceRun, StepRun, recurrent_cells, running
+from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, StepRun, recurrent_cells, running
 from maze.perception.program.network_program import in_numpy
 
 both_cells = pytest.mark.parametrize("cell", ["lstm", "gru"])

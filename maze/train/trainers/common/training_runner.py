@@ -1,159 +1,40 @@
-"""The runner of all algorithms: environments, spaces, model, warm start, logging, trainer, resumption."""
+"""The runner of all algorithms: environments, spaces, model, logging, trainer, resumption."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from maze.core.agent.networks import resolve_device, threads_for
-from maze.core.agent.policy import Policy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
-from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
-from maze.core.utils.config_utils import CheckedConfig, EnvFactory
+from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.core.utils.files import clean_stale_temporaries
-from maze.core.utils.seeding import MazeSeeding, seeded_generator, set_seeds_globally
+from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.core.utils.update_profile import PROFILE_FILE, UpdateProfile
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.backend_runner import MIN_CONCURRENCY, BackendRunner
-from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
+from maze.train.trainers.common.warm_start import start_warm
 from maze.train.utils.train_utils import STATE_FORMAT
 from maze.utils.log_stats_utils import setup_logging
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from maze.core.agent.torch_policy import TorchPolicy
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass
-class WarmStart(CheckedConfig):
-    """Warm start of a new run: behavioural cloning of another policy."""
-
-    section = "warm_start"
-
-    policy: Any = None
-    """Configuration of the policy that is cloned, an option of the group `policy`; `null`: none is."""
-
-    n_steps: int = 20_000
-    """Number of recorded environment steps, over all environments."""
-
-    n_epochs: int = 10
-    """Number of passes over them."""
-
-    batch_size: int = 500
-    """Number of environment steps in a minibatch."""
-
-    lr: float = 0.001
-    """Learning rate of the Adam optimizer, which is used for the cloning alone."""
-
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus. With it, actions that were never recorded keep a probability: in the end about
-    `exp(-1 / entropy_coef)` of that of actions that were always recorded."""
-
-    def __post_init__(self) -> None:
-        self.require_integer("n_steps", "n_epochs", "batch_size", minimum=1)
-        self.require_number("lr", 0.0, above=True)
-        self.require_number("entropy_coef", 0.0)
-
-
-def start_warm(trainer: Any, run: BackendRunner, section: Mapping[str, Any]) -> None:
-    """Clone the policy that `warm_start` names, if there is one, in environments like those of the run.
-
-    :param trainer: The trainer, as it was built.
-    :param run: Its runner.
-    :param section: The section `warm_start` of the configuration.
-    :raises ConfigError: The algorithm has no policy whose actions have probabilities, or the policy carries hidden
-        states from step to step.
-    """
-    config = WarmStart.from_config(section)
-    if not config.policy:
-        return
-    learner: Any = getattr(trainer, "policy", None)
-    if not hasattr(learner, "compute_policy_output") or learner.is_recurrent or trainer.config.name == "dqn":
-        raise ConfigError(
-            "warm_start.policy: cloning needs a policy with probabilities of actions and without hidden states, found "
-            f"that of {type(trainer).__name__}. Use A2C, PPO, IMPALA, SAC or ES, and `model.recurrence=true` with "
-            "stacked observations instead of hidden states, or leave it empty."
-        )
-    demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
-    demonstrator.seed(run.agent_seed())
-    rollouts = run.rollouts()
-    try:
-        share = clone_policy(learner, demonstrator, rollouts, config, run.agent_seed(), trainer.observation_statistics)
-    finally:
-        rollouts.env.close()
-    name = type(demonstrator).__name__
-    logger.info("Warm start: the policy gives the actions of %s a probability of %.3f.", name, share)
-
-
-def clone_policy(
-    learner: TorchPolicy,
-    demonstrator: Policy,
-    rollouts: RolloutGenerator,
-    config: WarmStart,
-    seed: int,
-    statistics: ObservationStatistics | None = None,
-) -> float:
-    """Train a policy to act as another one does, by maximum likelihood.
-
-    :param learner: The policy that learns.
-    :param demonstrator: The policy that acts.
-    :param rollouts: Where it acts.
-    :param config: How long, and how it is learned from.
-    :param seed: Seed of the order of minibatches.
-    :param statistics: Statistics of observations that the model's networks normalize; they are updated first.
-    :return: Geometric mean of the probabilities that the learner gives to the demonstrated actions in the end.
-    """
-    columns = rollouts.allocate(-(-config.n_steps // int(rollouts.env.n_envs)))
-    rollouts.collect(demonstrator, columns)
-    (statistics or ObservationStatistics(learner)).learn(columns)
-    by_policy = decisions_by_policy(columns, learner.substeps_with_separate_agent_nets, learner.device)
-    parts = [substeps for substeps, _ in by_policy]
-    optimizer = torch.optim.Adam(learner.parameters(), lr=config.lr)
-    generator = seeded_generator(seed)
-    learner.train()
-    log_probs: list[float] = []
-    for _ in range(config.n_epochs):
-        log_probs.clear()
-        for substeps in parts:
-            order = torch.randperm(len(next(iter(substeps[0].action.values()))), generator=generator)
-            for rows in torch.split(order, config.batch_size):
-                batch = [substep.rows(rows) for substep in substeps]
-                outputs = [learner.compute_substep_policy_output(one.observation, one.actor_id) for one in batch]
-                pairs = zip(outputs, batch, strict=True)
-                log_prob = torch.stack([output.prob_dist.joint_log_prob(one.action) for output, one in pairs]).mean()
-                optimizer.zero_grad()
-                loss = -log_prob
-                if config.entropy_coef:
-                    loss = loss - config.entropy_coef * torch.stack([output.entropy for output in outputs]).mean()
-                loss.backward()  # type: ignore[no-untyped-call]  # torch's
-                optimizer.step()
-                log_probs.append(float(log_prob.detach()))
-    optimizer.zero_grad()
-    return float(torch.tensor(log_probs).mean().exp())
-
+    from maze.core.agent.torch_model import TorchModel
 
 CHECKPOINT_FILE = "latest.pt"
 """File with the state of a run, in its directory."""

@@ -27,10 +27,10 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by, define_time
 from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
 from maze.train.trainers.common.learning import Losses, gradient_step, mean_of
+from maze.train.trainers.common.quantiles import QuantileHead, no_output_layer, output_layer, quantile_huber_loss
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
-from maze.train.trainers.common.value_transform import QuantileHead, no_output_layer, output_layer, quantile_huber_loss
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
 from maze.train.utils.train_utils import Part
 

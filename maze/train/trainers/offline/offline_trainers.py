@@ -42,7 +42,7 @@ from maze.train.trainers.common.observation_statistics import ObservationStatist
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.dqn.dqn_trainer import ActionValueNetwork, best_value, factors_of, is_allowed, values_of
-from maze.train.trainers.imitation.bc_trainer import load_dataset
+from maze.train.trainers.imitation.bc_data import load_dataset
 from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig, IQLConfig, OfflineConfig, TD3BCConfig
 from maze.train.utils.train_utils import Part
 

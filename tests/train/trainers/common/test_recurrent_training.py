@@ -8,7 +8,7 @@ from maze.core.agent.hidden_states import HiddenStates
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.gym_vector_env import GymBatch
-from maze.perception.blocks.recurrent.lstm import PackedRows, SequenceRun, recurrent_cells, running
+from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, recurrent_cells, running
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv

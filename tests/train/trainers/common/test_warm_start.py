@@ -13,7 +13,7 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.trainers.common.training_runner import WarmStart, clone_policy
+from maze.train.trainers.common.warm_start import WarmStart, clone_policy
 
 
 class Nothing(gym.Env):

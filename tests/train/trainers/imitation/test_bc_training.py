@@ -25,8 +25,9 @@ from maze.maze_cli import main
 from maze.runner import Runner
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.imitation.bc_data import StepBatches, check_fits
 from maze.train.trainers.imitation.bc_loss import BCLoss
-from maze.train.trainers.imitation.bc_trainer import BCTrainer, StepBatches, check_fits
+from maze.train.trainers.imitation.bc_trainer import BCTrainer
 from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
 from maze.train.utils.run_process import TrainingInterrupted
 from tests.train.parallelization.toy_envs import coming_and_going_env, counting_env, hierarchical_env, two_step_env

@@ -21,7 +21,7 @@ from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.return_normalization_reward_wrapper import RewardScalingWrapper
+from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.imitation.bc_loss import BCLoss

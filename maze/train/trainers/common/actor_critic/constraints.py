@@ -37,7 +37,7 @@ from maze.train.trainers.common.model_selection.model_selection_base import Cons
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.agent.torch_state_critic import TorchStateCritic
-    from maze.perception.blocks.recurrent.lstm import Run
+    from maze.perception.blocks.recurrent.recurrent_cell import Run
     from maze.train.trainers.common.config_classes import ActorCriticConfig
     from maze.train.trainers.common.learning import UpdateStats
 

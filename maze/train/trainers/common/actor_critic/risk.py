@@ -25,7 +25,7 @@ from maze.core.utils.stats_utils import tail_values
 from maze.train.trainers.common.actor_critic.constraints import CostCritic
 from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, RolloutBatch, Trajectories
 from maze.train.trainers.common.config_classes import Risk
-from maze.train.trainers.common.value_transform import quantile_huber_loss, widen
+from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic

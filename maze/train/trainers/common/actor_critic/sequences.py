@@ -20,7 +20,7 @@ from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchShare
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import RolloutColumns
-from maze.perception.blocks.recurrent.lstm import PackedRows, SequenceRun, StepRun
+from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, StepRun
 
 if TYPE_CHECKING:
     from maze.core.agent.state_critic_input_output import StateCriticOutput

@@ -1,0 +1,295 @@
+"""Fitted Q evaluation: values of a policy, regressed on logged decisions (Le et al. 2019).
+
+A small network for each sub-step key learns by temporal differences. Its last hidden layer then serves as features of
+a linear fit whose fixed point is solved exactly (LSTD-Q, Lagoudakis and Parr 2003), for all data and for bootstrap
+samples of the episodes (Hao et al. 2021). The network learns from one half of the episodes and the linear fit from the
+other one, and conversely (cross-fitting, Chernozhukov et al. 2018): features that follow the noise of the episodes they
+are fitted to would make intervals too narrow. Several random halvings are made: values are the mean of all fits, and
+bootstrap samples are divided among the halvings, so that intervals contain the error of the fit and of the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze.core.agent.flat_adam import FlatAdam
+from maze.core.agent.policy import Policy
+from maze.core.agent.torch_state_action_critic import encode_action
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
+from maze.core.utils.seeding import seeded_generator
+from maze.distributions.utils import isolated_global_generator
+from maze.offline.action_probabilities import Arrays, action_distribution, candidates
+
+Array = np.ndarray[Any, Any]
+_MOST_BLOCKS = 1000  # episodes are grouped into at most so many blocks, of which bootstrap samples are drawn
+_CHUNK = 512  # observations whose candidate actions are evaluated at once
+
+
+@dataclass(frozen=True)
+class FittedQConfig:
+    """Settings of the regression.
+
+    :param hidden_units: Width of both hidden layers.
+    :param lr: Learning rate of Adam.
+    :param batch_size: Decisions in a minibatch.
+    :param n_updates: Gradient steps.
+    :param target_interval: Gradient steps between two copies of the network into the target network.
+    :param n_halvings: Random halvings of the episodes; two networks are trained for each.
+    :param n_action_samples: Actions over which values are averaged where they cannot be enumerated.
+    :param ridge: Relative weight of the penalty on the coefficients of the linear fit.
+    """
+
+    hidden_units: int = 64
+    lr: float = 2e-3
+    batch_size: int = 256
+    n_updates: int = 1000
+    target_interval: int = 100
+    n_halvings: int = 2
+    n_action_samples: int = 8
+    ridge: float = 1e-6
+
+
+@dataclass(frozen=True)
+class FittedValues:
+    """Linear values of an evaluated policy.
+
+    :param coefficients: Of the fit to all episodes, then of those to bootstrap samples, `[1 + n_samples, n_features]`.
+    :param of_actions: Features of the logged actions, `[n_decisions, n_features]`.
+    :param of_observations: Features of the logged observations, averaged over the policy's actions; same shape.
+    :param of_ends: Features of what follows the last decision of each episode, discounted to that decision,
+        `[n_episodes, n_features]`; 0 after a termination.
+    """
+
+    coefficients: Array
+    of_actions: Array
+    of_observations: Array
+    of_ends: Array
+
+    def of(self, index: int) -> tuple[Array, Array, Array]:
+        """Return values of the logged actions, of the logged observations, and of what follows the last decisions.
+
+        :param index: 0: the fit to all episodes; others: those to bootstrap samples.
+        """
+        theta = self.coefficients[index]
+        return self.of_actions @ theta, self.of_observations @ theta, self.of_ends @ theta
+
+
+class _Inputs:
+    """Network inputs of a sub-step key: logged and candidate actions with standardised observations."""
+
+    def __init__(
+        self,
+        data: LoggedSteps,
+        key: StepKeyType,
+        space: spaces.Dict,
+        policy: Policy,
+        greedy: bool,
+        n_samples: int,
+        rng: np.random.Generator,
+    ) -> None:
+        table = data.tables[key]
+        n_rows = len(next(iter(table.observations.values())))
+        agents = np.zeros(n_rows, np.int64)
+        agents[: table.n_actions] = data.agent_ids[data.positions(key)]
+        encoded = np.concatenate(
+            [np.asarray(v, np.float32).reshape(n_rows, -1) for v in table.observations.values()], 1
+        )
+        encoded = (encoded - encoded.mean(0)) / np.maximum(encoded.std(0), 1e-6)
+        by_agent = np.unique(agents)
+        if len(by_agent) > 1:
+            encoded = np.concatenate([encoded, (agents[:, None] == by_agent).astype(np.float32)], 1)
+        self.observations = torch.from_numpy(encoded.clip(-10.0, 10.0).astype(np.float32))
+        self.logged = _encoded(space, table.actions)
+        parts = []
+        for agent in by_agent:
+            rows = np.flatnonzero(agents == agent)
+            seen = {name: values[rows] for name, values in table.observations.items()}
+            distribution = action_distribution(policy, seen, ActorID(key, int(agent)), space, greedy)
+            parts.append((rows, *candidates(distribution, space, len(rows), n_samples, rng)))
+        order = np.concatenate([rows for rows, _, _ in parts]).argsort()
+        actions = {head: np.concatenate([chosen[head] for _, chosen, _ in parts])[order] for head in space.spaces}
+        weights = np.concatenate([weight for _, _, weight in parts])[order]
+        self.weights = torch.from_numpy(weights.astype(np.float32))
+        self.candidates = _encoded(space, actions)
+        self.followed = data.followed_by(key)
+        """Decisions that an observation of the step key follows."""
+
+    @property
+    def size(self) -> int:
+        return self.observations.shape[1] + self.logged.shape[1]
+
+    def of_logged(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.observations[rows], self.logged[rows]], -1)
+
+    def of_drawn(self, rows: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """Return one candidate for each observation, drawn by the weights."""
+        below = self.weights[rows].cumsum(1) < torch.from_numpy(rng.random((len(rows), 1)))
+        place = below.sum(1).clamp(max=self.weights.shape[1] - 1)
+        return torch.cat([self.observations[rows], self.candidates[rows, place]], -1)
+
+    def of_candidates(self, rows: torch.Tensor) -> torch.Tensor:
+        actions = self.candidates[rows]
+        seen = self.observations[rows].unsqueeze(1).expand(-1, actions.shape[1], -1)
+        return torch.cat([seen, actions], -1)
+
+
+class _Network(nn.Module):
+    def __init__(self, n_inputs: int, n_units: int) -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(n_inputs, n_units), nn.ReLU(), nn.Linear(n_units, n_units), nn.Tanh())
+        self.last = nn.Linear(n_units, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.last(self.hidden(inputs)).squeeze(-1))
+
+
+def fit_q(
+    data: LoggedSteps,
+    policy: Policy,
+    action_spaces: Mapping[StepKeyType, spaces.Dict],
+    gamma: float,
+    bootstrap: Array,
+    seed: int,
+    config: FittedQConfig | None = None,
+    greedy: bool = False,
+) -> FittedValues:
+    """Fit the values of a policy on logged decisions.
+
+    Decisions without a known target (:attr:`LoggedSteps.has_target`) are left out of the fit.
+
+    :param data: The decisions.
+    :param policy: The evaluated policy.
+    :param action_spaces: Action spaces by step key.
+    :param gamma: Discount per environment step.
+    :param bootstrap: Weights of the episodes in bootstrap samples, `[n_samples, n_episodes]`.
+    :param seed: Of initial weights, minibatches and sampled actions.
+    :param config: Settings of the regression.
+    :param greedy: Evaluate the greedy actions of a torch policy.
+    """
+    config = config or FittedQConfig()
+    rng = np.random.default_rng(seed)
+    inputs = {
+        key: _Inputs(data, key, action_spaces[key], policy, greedy, config.n_action_samples, rng) for key in data.tables
+    }
+    discounts, n = data.discounts(gamma), config.n_halvings
+    fits = []
+    for index in range(n):
+        is_first = rng.permutation(data.n_episodes) % 2 == 0
+        for fitted in (is_first, ~is_first):
+            networks = _trained(data, inputs, gamma, config, rng, ~fitted)
+            with torch.inference_mode():
+                phi, following, expected = _features(data, inputs, networks)
+            following *= discounts[:, None]
+            samples = np.concatenate([np.ones((1, data.n_episodes)), bootstrap[index::n]]) * fitted
+            fits.append(_solved(data, phi, expected, following, samples, config.ridge))
+    n_features = fits[0].of_actions.shape[1]
+    coefficients = np.zeros((1 + len(bootstrap), 2 * n * n_features))
+    for index, fit in enumerate(fits):
+        own = slice(index * n_features, (index + 1) * n_features)
+        coefficients[0, own] = fit.coefficients[0] / (2 * n)
+        coefficients[1 + index // 2 :: n, own] = fit.coefficients[1:] / 2
+    parts = zip(*((fit.of_actions, fit.of_observations, fit.of_ends) for fit in fits), strict=True)
+    return FittedValues(coefficients, *(np.concatenate(part, 1) for part in parts))
+
+
+def _trained(
+    data: LoggedSteps,
+    inputs: Mapping[Any, _Inputs],
+    gamma: float,
+    config: FittedQConfig,
+    rng: np.random.Generator,
+    episodes: Array,
+) -> dict[Any, _Network]:
+    """Networks trained on some of the episodes.
+
+    :param episodes: Whether an episode is one of them, `[n_episodes]`.
+    """
+    with isolated_global_generator(seeded_generator(int(rng.integers(2**31)))):
+        networks = {key: _Network(part.size, config.hidden_units) for key, part in inputs.items()}
+    discounts = data.discounts(gamma)
+    scale = float(np.abs(data.rewards).std() + np.abs(data.rewards).mean()) / max(1.0 - min(gamma, 0.99), 1e-2) or 1.0
+    rewards = torch.from_numpy((data.rewards / scale).astype(np.float32))
+    optimizer = FlatAdam(networks, config.lr, eps=1e-8)
+    targets = torch.zeros(len(data))
+    is_usable = data.has_target & np.repeat(episodes, data.lengths)
+    usable = {key: positions[is_usable[positions]] for key in inputs for positions in [data.positions(key)]}
+    share = {key: len(found) / is_usable.sum() for key, found in usable.items() if len(found)}
+    for update in range(config.n_updates if share else 0):
+        if update % config.target_interval == 0:
+            following = np.zeros(len(data))  # of what follows each decision, with an action drawn from the policy
+            with torch.inference_mode():
+                for key, part in inputs.items():
+                    rows = torch.from_numpy(data.next_rows[part.followed])
+                    following[part.followed] = networks[key](part.of_drawn(rows, rng)).numpy()
+                targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
+        loss = torch.zeros(())
+        for key, of_key in share.items():
+            drawn = rng.choice(usable[key], max(1, round(config.batch_size * of_key)))
+            values = networks[key](inputs[key].of_logged(torch.from_numpy(data.rows[drawn])))
+            loss = loss + nn.functional.mse_loss(values, targets[torch.from_numpy(drawn)])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return networks
+
+
+def _features(
+    data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network]
+) -> tuple[Array, Array, Array]:
+    """Return features of logged actions, of the policy's next actions, and of observations: `[n_decisions, size]`."""
+    widths = {key: network.last.in_features + 1 for key, network in networks.items()}
+    total, begin = sum(widths.values()), 0
+    phi, following, expected = (np.zeros((len(data), total)) for _ in range(3))
+    for key, part in inputs.items():
+        hidden, place = networks[key].hidden, slice(begin, begin + widths[key])
+        begin += widths[key]
+        positions = data.positions(key)
+        phi[positions, place] = _with_bias(hidden(part.of_logged(torch.from_numpy(data.rows[positions]))))
+        chunks = torch.split(torch.arange(len(part.weights)), _CHUNK)
+        means = [(part.weights[rows].unsqueeze(1) @ hidden(part.of_candidates(rows))).squeeze(1) for rows in chunks]
+        of_rows = _with_bias(torch.cat(means))
+        expected[positions, place] = of_rows[data.rows[positions]]
+        following[part.followed, place] = of_rows[data.next_rows[part.followed]]
+    return phi, following, expected
+
+
+def _with_bias(features: torch.Tensor) -> Array:
+    return np.concatenate([features.double().numpy(), np.ones((len(features), 1))], 1)
+
+
+def _solved(
+    data: LoggedSteps, phi: Array, expected: Array, following: Array, samples: Array, ridge: float
+) -> FittedValues:
+    """Solve `sum phi (phi - gamma phi')^T theta = sum phi r` for samples of the episodes.
+
+    :param samples: Weights of the episodes in each sample, `[n_samples, n_episodes]`.
+    """
+    n_features = phi.shape[1]
+    blocks = np.array_split(np.arange(data.n_episodes), min(data.n_episodes, _MOST_BLOCKS))
+    starts, ends = data.episode_starts[:-1], data.episode_starts[1:]
+    matrices = np.empty((len(blocks), n_features, n_features))
+    sides = np.empty((len(blocks), n_features))
+    fitted = phi * data.has_target[:, None]
+    for index, block in enumerate(blocks):
+        rows = slice(starts[block[0]], ends[block[-1]])
+        matrices[index] = fitted[rows].T @ (phi[rows] - following[rows])
+        sides[index] = fitted[rows].T @ data.rewards[rows]
+    penalty = np.eye(n_features) * ridge * len(data) * float((phi**2).mean())
+    of_blocks = np.stack([samples[:, block].mean(1) for block in blocks], 1)
+    sampled = np.tensordot(of_blocks, matrices, 1) + penalty
+    thetas = np.linalg.solve(sampled, (of_blocks @ sides)[..., None])[..., 0]
+    return FittedValues(thetas, phi, expected, following[ends - 1])
+
+
+def _encoded(space: spaces.Dict, actions: Arrays) -> torch.Tensor:
+    return torch.cat(
+        [encode_action(part, torch.as_tensor(actions[head]), torch.float32) for head, part in space.spaces.items()], -1
+    )
