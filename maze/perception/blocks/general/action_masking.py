@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,9 +47,8 @@ class ActionMaskingBlock(FunctionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         self.num_actors = num_actors
-        # `nvec` of a space is an array
-        n_each = np.ravel(num_of_actor_actions).tolist() if np.ndim(num_of_actor_actions) else num_of_actor_actions
-        self.num_of_actor_actions = n_each
+        n_each: Any = num_of_actor_actions
+        self.num_of_actor_actions = n_each = np.ravel(n_each).tolist() if np.ndim(n_each) else n_each  # maybe `nvec`
         self.require_valid_action = require_valid_action
         logits_shape, mask_shape = (tuple(shape) for shape in self.in_shapes)
         n_logits = logits_shape[-1]
