@@ -258,7 +258,7 @@ def _resume_command(arguments: Sequence[str], cfg: Mapping[str, Any], directory:
     :param n_epochs: Epochs of a run that has ended: the command trains for as many again.
     """
     dropped = ["hydra.run.dir=", "input_dir=", "resume=", "+resume=", "seeding."]
-    added = [f"input_dir={directory}", "resume=true" if "resume" in cfg else "+resume=true"]
+    added = [f"input_dir={value_text(directory)}", "resume=true" if "resume" in cfg else "+resume=true"]
     if n_epochs:
         dropped.append("algorithm.n_epochs=")
         added.append(f"algorithm.n_epochs={2 * n_epochs}")
