@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maze.core.env.base_env import is_truncated
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ACTORS_DONE_KEY
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.wrappers.dict_action_wrapper import DictActionWrapper
@@ -70,6 +71,33 @@ def test_time_limit_truncates_what_does_not_terminate(length, limit, steps, trun
             _, _, done, info = env.step(ACTION)
             assert done == (number == steps)
         assert is_truncated(done, info) is truncated
+
+
+class SharedInfo(RandomWalkCoreEnv):
+    """Return one info object in all steps; each episode but the first terminates in its second step."""
+
+    n_episodes = 0
+    info: dict = {}
+
+    def reset(self):
+        self.n_episodes, self.n_taken = self.n_episodes + 1, 0
+        return super().reset()
+
+    def step(self, maze_action):
+        self.n_taken += 1
+        return self.get_maze_state(), 0.0, self.n_episodes > 1 and self.n_taken == 2, self.info
+
+
+def test_an_episode_after_a_truncated_one_terminates_although_infos_are_one_object():
+    env = random_walk_env()
+    env = TimeLimitWrapper(MazeEnv(SharedInfo(), env.action_conversion_dict, env.observation_conversion_dict), 3)
+    flags = []
+    for n_steps in (3, 2):
+        env.reset()
+        for _ in range(n_steps):
+            _, _, done, info = env.step({"push": np.zeros(3, np.float32)})
+        flags.append((done, is_truncated(done, info)))
+    assert flags == [(True, True), (True, False)]
 
 
 def test_time_limit_counts_environment_steps_and_not_sub_steps():
@@ -231,6 +259,22 @@ def test_random_resets_skip_whole_environment_steps():
     assert env.get_env_time() == 2
     with pytest.raises(ConfigError, match="min_skip_steps"):
         RandomResetWrapper(env, 3, 2)
+
+
+class Masked(CountingEnv):
+    """Only action 1 is possible."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1], np.int8)}
+
+    def step(self, action):
+        assert action == 1
+        return *super().step(action)[:4], {"action_mask": np.array([0, 1], np.int8)}
+
+
+def test_random_resets_take_actions_that_masks_allow():
+    env = RandomResetWrapper(GymMazeEnv(Masked()), min_skip_steps=9, max_skip_steps=9)
+    assert env.reset()["observation"].item() == 9
 
 
 @given(length=st.integers(1, 12), n_steps=st.integers(1, 5))
