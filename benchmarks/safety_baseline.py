@@ -2,7 +2,8 @@
 
 FSRL needs gymnasium 0.28 and NumPy 1, and thus an environment of its own:
 
-    pip install "numpy<2" "setuptools<70" fast-safe-rl bullet-safety-gym
+    pip install torch "numpy<2" fast-safe-rl bullet-safety-gym
+    pip install --no-deps "setuptools<70"
     python benchmarks/safety_baseline.py --seeds 1 2 3
 
 The settings are FSRL's defaults for this suite (fsrl.config.ppol_cfg): cost limit 10, 20 episodes per update.

@@ -70,6 +70,8 @@ _LEAST_TRAINING = 2.0
 """Seconds below which no training run is started."""
 _FEWEST, _USUAL, _MOST = 8, 32, 512
 """Scenarios of planned decisions at least, before the number of episodes is reduced, and at most."""
+_CANDIDATES, _FEW_CANDIDATES = 64, 8
+"""Candidates of planned decisions at most, and where decisions are slow."""
 _EPISODES_SHARE = 0.05
 """Least share of the budget for the episodes of a trained policy."""
 _OVERRUN = 1.5
@@ -79,7 +81,7 @@ _SHARE_OF_SIMULATION = 0.85
 _HORIZONS, _LAST_HORIZON = (5, 10, 20, 40), 160
 """Horizons that are compared; the last one only in arrays, which are fast."""
 _USUAL_HORIZON = 20
-"""Horizon where there is no time to compare any."""
+"""Horizon where none is shown to gain, as long as it leaves time for enough scenarios."""
 _PILOT_SCENARIOS, _PILOT_CANDIDATES = 16, 4
 _WARM_START_STEPS = 20_000
 _LEAST_STATES, _WANTED_STATES = 200, 5000
@@ -387,6 +389,7 @@ class ImproveRunner(runners.EvaluationRunner):
         self._failures: dict[str, str] = {}
         self._common = self.n_episodes
         """Number of episodes that all policies play."""
+        self._candidates, self._chooses_horizon = _CANDIDATES, self.horizon is None
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
@@ -509,7 +512,9 @@ class ImproveRunner(runners.EvaluationRunner):
         """Evaluate a rollout policy with as many scenarios as its time, and that of its confirmation, allow.
 
         The time of a decision is measured first. The first rollout policy determines the number of common episodes: as
-        many as the time allows with 32 scenarios. More time gives more scenarios; less time, fewer.
+        many as the time allows with 32 scenarios. More time gives more scenarios; less time, fewer. Where it does not
+        even allow eight, this policy gets fewer candidates, and then the shortest horizon unless one is given; the next
+        one does as well.
 
         :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
@@ -517,24 +522,40 @@ class ImproveRunner(runners.EvaluationRunner):
         heuristic, base = self._rungs[0], next(rung for rung in self._rungs if rung.name == base_name)
         if base is not heuristic and (difference := self._difference(base)).high < 0:
             raise BudgetSpentError(f"{base_name} is worse than the heuristic ({difference.value:+.4g}).")
-        value = self.value if base is heuristic else None
         seconds = min(PLANNING_SHARE * self._budget_s, self._left() - self._reserved(later))
-        of_episode = base.evaluation.n_decisions * self._seconds_of_decision(base, _USUAL, value)
+        affordable = self._affordable_scenarios(base, _USUAL, seconds, _MOST_CONFIRMATION / _WANTED_CONFIRMING)
         if base is heuristic:
-            self._common = min(self._common, max(LEAST_EPISODES, int(_SHARE_OF_SIMULATION * seconds / of_episode)))
-        of_confirming = _MOST_CONFIRMATION * self._budget_s / _WANTED_CONFIRMING
-        affordable = _SHARE_OF_SIMULATION * _USUAL / of_episode * min(seconds / self._common, of_confirming)
+            for horizon in (self.horizon, _HORIZONS[0] if self._chooses_horizon else self.horizon):
+                if affordable < _FEWEST:
+                    self._candidates, self.horizon = _FEW_CANDIDATES, horizon
+                    share = _SLOW_CONFIRMATION / LEAST_CONFIRMING
+                    affordable = self._affordable_scenarios(base, 2 * _FEWEST, seconds, share)
         if affordable < _FEWEST:
             raise BudgetSpentError(
                 f"{self._common} episodes, and the confirmation, leave time for {max(0.0, affordable):.2g} scenarios "
                 f"of each decision, fewer than {_FEWEST}; set a larger budget or a shorter horizon."
             )
         scenarios = min(_MOST, 2 ** int(math.log2(affordable)))
-        policy = self._rollout_policy(base, scenarios, value)
+        policy = self._rollout_policy(base, scenarios)
         played = self._played(name, base.make_env(), policy, _OVERRUN * seconds, self._common_seeds)
         self._common = played.n_episodes
         commands = {"Plan with it": self._planning_command(base, scenarios)}
         return Rung(name, policy, base.make_env, played, time.monotonic() - start, base.run, commands)
+
+    def _affordable_scenarios(self, base: Rung, scenarios: int, seconds: float, of_confirming: float) -> float:
+        """Return the number of scenarios of a decision that the time allows; the heuristic's sets that of episodes.
+
+        :param base: Base of the rollout policy.
+        :param scenarios: Number of scenarios with which the time of a decision is measured.
+        :param seconds: Time of the common episodes.
+        :param of_confirming: Share of the budget that an episode of the confirmation may take.
+        """
+        of_episode = base.evaluation.n_decisions * self._seconds_of_decision(base, scenarios)
+        if base is self._rungs[0]:
+            n_affordable = _SHARE_OF_SIMULATION * seconds * scenarios / (_USUAL * of_episode)
+            self._common = min(self._common, max(LEAST_EPISODES, int(n_affordable)))
+        most = min(seconds / self._common, of_confirming * self._budget_s)
+        return _SHARE_OF_SIMULATION * scenarios / of_episode * most
 
     def _difference(self, rung: Rung) -> Estimate:
         """Return the difference of the return from the heuristic's in the common episodes."""
@@ -649,7 +670,7 @@ class ImproveRunner(runners.EvaluationRunner):
         heuristic, policy = self._rungs[0], plain_container(self.policy, "policy")
         if algorithm == DCL:
             generation_s = seconds / _GENERATIONS
-            n_labels = 0.75 * generation_s / self._seconds_of_decision(heuristic, _LEAST_SCENARIOS, self.value)
+            n_labels = 0.75 * generation_s / self._seconds_of_decision(heuristic, _LEAST_SCENARIOS)
             # Fewer scenarios are better than few states.
             scenarios = int(min(_SCENARIOS, _LEAST_SCENARIOS * max(1.0, n_labels / _WANTED_STATES)))
             n_states = int(n_labels * _LEAST_SCENARIOS / scenarios)
@@ -681,14 +702,17 @@ class ImproveRunner(runners.EvaluationRunner):
         batched = {"runner.placement": "batched", "runner.concurrency": 64} if is_batched else {}
         return {**cloning, **batched, "algorithm.critic_burn_in_epochs": 1, "algorithm.lr": 0.001}
 
-    def _rollout_policy(self, base: Rung, scenarios: int, value: Any) -> RolloutPolicy:
-        return RolloutPolicy(
-            base.policy, horizon=self.horizon, scenarios=scenarios, value=value, n_processes=self.n_processes
-        )
+    def _rollout_policy(self, base: Rung, scenarios: int) -> RolloutPolicy:
+        value = self.value if base is self._rungs[0] else None
+        return RolloutPolicy(base.policy, **self._limits(scenarios), value=value, n_processes=self.n_processes)
 
-    def _seconds_of_decision(self, rung: Rung, scenarios: int, value: Any) -> float:
+    def _limits(self, scenarios: int) -> dict[str, Any]:
+        """Return the limits of a rollout policy's simulations."""
+        return {"horizon": self.horizon, "scenarios": scenarios, "candidates": self._candidates}
+
+    def _seconds_of_decision(self, rung: Rung, scenarios: int) -> float:
         """Measure the time in which a decision is simulated."""
-        policy = self._rollout_policy(rung, scenarios, value)
+        policy = self._rollout_policy(rung, scenarios)
         env = rung.make_env()
         policy.bind(env)
         timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
@@ -710,13 +734,11 @@ class ImproveRunner(runners.EvaluationRunner):
         """Return the command, or the line of Python, that plans with a policy."""
         if self.context is not None:
             name = "heuristic" if base.run is None else f"RunContext.load({str(base.run)!r}).policy"
-            return f"RolloutPolicy({name}, horizon={self.horizon}, scenarios={scenarios})"
+            limits = ", ".join(f"{limit}={value}" for limit, value in self._limits(scenarios).items())
+            return f"RolloutPolicy({name}, {limits})"
         shown = plain_container(self.policy, "policy") if base.run is None else shown_path(base.run, self._project)
-        settings = [
-            f"policy.base={value_text(shown)}",
-            f"policy.horizon={self.horizon}",
-            f"policy.scenarios={scenarios}",
-        ]
+        settings = [f"policy.base={value_text(shown)}"]
+        settings += [f"policy.{limit}={value}" for limit, value in self._limits(scenarios).items()]
         if self.value is not None and base.run is None:
             settings.append(f"policy.value={value_text(plain_container(self.value, 'runner.value'))}")
         given = HydraConfig.get().overrides.task if base.run is None and HydraConfig.initialized() else []
