@@ -48,10 +48,11 @@ class Parameter(NamedTuple):
             f"`lower` < `upper` and optionally `integer` (both whole numbers then), found {given}."
         )
         if isinstance(given, Mapping):
-            bounds, is_integer = [given.get("lower"), given.get("upper")], bool(given.get("integer", False))
+            bounds: list[Any] = [given.get("lower"), given.get("upper")]
+            is_integer = bool(given.get("integer", False))
             if not set(given) <= {"lower", "upper", "integer"} or not all(map(_is_number, bounds)):
                 raise wrong
-            lower, upper = map(float, bounds)
+            lower, upper = (float(bound) for bound in bounds)
             if lower >= upper or (is_integer and not (lower.is_integer() and upper.is_integer())):
                 raise wrong
             return cls(name, (), lower, upper, is_integer)

@@ -392,7 +392,7 @@ class RewardWrapper(Wrapper[EnvType], ABC):
         shares = np.asarray(shares, dtype=np.float64)
         originals, converted = np.array(self._rewards or [(0.0, 0.0)], np.float64).T
         if shares.shape == originals.shape and np.allclose(shares, originals):
-            return converted
+            return converted  # type: ignore[no-any-return]
         original, reward = originals.sum(), converted.sum()
         if original == 0:
             # Without a proportion, each actor gets an equal part of the converted reward.
