@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
+from string import Template
 from types import FrameType
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -24,7 +26,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
-from maze.cli.hydra_setup import RunFailedError, UsageError, apply_overrides, for_hydra, set_gate_status, translated
+from maze.cli.hydra_setup import (
+    RunFailedError,
+    UsageError,
+    apply_overrides,
+    config_groups,
+    for_hydra,
+    set_gate_status,
+    translated,
+)
 from maze.cli.run_directory import claimed_directories, uploads_of_run
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
@@ -303,7 +313,9 @@ def _run_hydra(command: Sequence[str]) -> None:
         # If a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, as
         # intended. Hydra warns about it at each composition.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
-        if (single := _root_and_overrides(command)) is not None and _run_single(*single):
+        asked = [argument for argument in command if argument not in ("--help", "-h")]
+        run = _run_single if len(asked) == len(command) else _print_help
+        if (single := _root_and_overrides(asked)) is not None and run(*single):
             return
         # An absolute config path: Hydra searches no directory beside the script that started the process.
         hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name=ROOT)(_run_once)()
@@ -322,6 +334,22 @@ def _root_and_overrides(command: Sequence[str]) -> tuple[str, list[str]] | None:
         else:
             overrides.append(argument)
     return (root, overrides) if root else None
+
+
+def _print_help(root: str, overrides: list[str]) -> bool:
+    """Print the help of a root configuration; Hydra's own copies all configurations for each group that it lists.
+
+    :return: Whether it was printed; Hydra knows more variables of the template.
+    """
+    with hydra.initialize_config_module("maze.conf", job_name="maze_cli", version_base="1.3"):
+        cfg = hydra.compose(root, overrides, return_hydra_config=True)
+        loader: Any = GlobalHydra.instance().config_loader()
+        groups = "".join(f"{group}: {', '.join(options)}\n" for group, options in config_groups(loader.repository))
+    try:
+        print(Template(cfg.hydra.help.template).substitute(APP_CONFIG_GROUPS=groups))
+    except (KeyError, ValueError):
+        return False
+    return True
 
 
 def _run_single(root: str, overrides: list[str]) -> bool:

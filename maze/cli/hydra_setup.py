@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -106,6 +107,16 @@ def suggestion(wrong: str, known: Iterable[str], introduction: str = "Known") ->
     names = sorted(set(known))
     known_names = f" {introduction}: {', '.join(names)}." if names else ""
     return did_you_mean(wrong, names) + known_names
+
+
+def config_groups(repository: Any, parent: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Yield the groups of a repository of configurations with the names of their options, without those of Hydra."""
+    for name in sorted(repository.get_group_options(parent, ObjectType.GROUP)):
+        group = f"{parent}/{name}" if parent else name
+        if group != "hydra":
+            if options := repository.get_group_options(group, ObjectType.CONFIG):
+                yield group, sorted(options)
+            yield from config_groups(repository, group)
 
 
 def _missing_config(error: MissingConfigException) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from maze.cli import run_summary
 from maze.cli.hydra_setup import FlagParser, UsageError
 from maze.core.errors import CheckpointError, MazeError
-from maze.core.utils.checkpoint import load_state
 from maze.core.utils.files import TEMPORARY_PREFIX, aligned, has_checksum, verify_checksum
 from maze.core.utils.stored_config import read_stored_config, read_yaml
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
@@ -26,6 +25,7 @@ def print_run_info(arguments: Sequence[str]) -> int:
     :return: Exit status: 1 if a file is damaged.
     """
     directory = run_summary.find_run(Path(*arguments))
+    print(f"Run in {directory.absolute()}\n", flush=True)
     files = list(checked_files(directory))
     print("\n".join(_describe_run(directory, files)))
     return int(any(problem for *_, problem in files))
@@ -38,7 +38,6 @@ def _describe_run(directory: Path, files: Sequence[tuple[str, int, str]]) -> Ite
         ("state", run_summary.progress_of(directory)),
         ("settings", _problem(directory / run_summary.CONFIG_FILE, read_stored_config)),
     ]
-    yield f"Run in {directory.absolute()}\n"
     yield from (f"  {label:<13}{text}" for label, text in rows if text)
     yield "\nFiles"
     for name, size, problem in files:
@@ -86,12 +85,18 @@ def _read_verified(path: Path) -> None:
         raise CheckpointError(f"{path} is cut off, or was not written by Maze: it has no checksum")
 
 
+def _read_state(path: Path) -> None:
+    from maze.core.utils.checkpoint import load_state  # torch, which the other commands do without
+
+    load_state(path)
+
+
 def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
-    ("*.pt", load_state),
+    ("*.pt", _read_state),
     ("spaces_config.pkl", SpacesConfig.load),
     ("statistics*.pkl", load_statistics),
     ("trajectory_data/*.pkl", _read_verified),
@@ -153,6 +158,7 @@ def export_run(arguments: Sequence[str]) -> int:
     out = settings.pop("out", Path(f"{run.absolute().name}.maze"))
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out: there is no directory {out.parent}.")
+    print(f"-> exporting {run}", flush=True)
     bundle = PolicyBundle.from_run(run, **settings)
     path = bundle.save(out)
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB, SHA-256 {bundle.sha256}")

@@ -16,8 +16,9 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
-from maze.core.agent.random_policy import RandomPolicy, masked_heads
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.annotations import override
+from maze.core.env.action_masks import masked_heads
 from maze.core.env.base_env import BaseEnv
 from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.structured_env import ActorID

@@ -225,6 +225,23 @@ def test_help_names_commands_options_and_results(capfd: pytest.CaptureFixture[st
     assert "rllib/algorithm: appo, dqn, impala, ppo, sac\n" in text, "what RLlib has dropped is not a choice"
 
 
+def test_hydra_prints_help_whose_template_has_its_other_variables(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = "defaults: [conf_rollout, _self_]\nhydra:\n  help:\n    template: 'mine\n\n      $FLAGS_HELP'\n"
+    (tmp_path / "conf_mine.yaml").write_text(root, encoding="utf-8")
+    assert main(["-cd", str(tmp_path), "-cn", "conf_mine", "--help"]) == 0
+    assert "mine\n--help" in capfd.readouterr().out
+    assert main(["--help", "hydra.help.template=mine $FLAGS_HELP"]) == 0
+    assert "mine --help" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--runs"], ["--shelf"]])
+def test_commands_that_neither_train_nor_act_do_without_torch(arguments: list[str]) -> None:
+    code = f"import sys; from maze.maze_cli import main; main({arguments}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
 def test_an_unknown_flag_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--renderr"]) == 2
     assert "maze-run: error: unrecognized arguments: --renderr" in capfd.readouterr().err

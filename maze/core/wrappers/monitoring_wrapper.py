@@ -130,7 +130,8 @@ def _fire_action(
     if isinstance(space, spaces.Discrete):
         events.discrete_action(step_key, agent, name, value=int(action) - int(space.start), action_dim=int(space.n))
     elif isinstance(space, spaces.MultiDiscrete):
-        for index, (value, size) in enumerate(zip(np.ravel(action), space.nvec.ravel(), strict=True)):
+        from_zero = np.ravel(np.asarray(action) - space.start)
+        for index, (value, size) in enumerate(zip(from_zero, space.nvec.ravel(), strict=True)):
             events.discrete_action(step_key, agent, f"{name}_{index}", value=int(value), action_dim=int(size))
     elif isinstance(space, spaces.MultiBinary):
         for index in np.flatnonzero(np.ravel(action)).tolist():
