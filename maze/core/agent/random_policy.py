@@ -100,7 +100,7 @@ def _from_discrete(low: int, high: int, rng: np.random.Generator) -> Any:
 
 
 def _from_box(low: np.ndarray, high: np.ndarray, dtype: Any, rng: np.random.Generator) -> np.ndarray:
-    return rng.uniform(low, high).astype(dtype)
+    return np.asarray(rng.uniform(low, high), dtype)  # of a space without dimensions it is a number
 
 
 def _from_space(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
