@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, acting_in
-from maze.core.agent.random_policy import masked_heads
+from maze.core.env.action_masks import masked_heads
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.random_policy import masked_heads
+from maze.core.env.action_masks import masked_heads
 from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import gymnasium
 import numpy as np
@@ -49,8 +50,8 @@ class SB3Policy(Policy):
     like Maze's checkpoints. Models with other classes need `allow_pickle`.
 
     The model gets the observation that it was trained on, or all of them by name. Policies with masks (`MaskablePPO`)
-    get masks of actions. Recurrent policies reset their state when they are seeded, as rollouts do before each episode.
-    Q-networks act greedily.
+    get masks of actions. Recurrent policies have a state for each actor of each environment, which begins anew with
+    each episode; without `env` it lasts until they are seeded. Q-networks act greedily.
 
     :param path: File of `model.save`.
     :param observation_spaces_dict: Observation spaces of the environment, by step key. The model acts for all actors.
@@ -127,15 +128,19 @@ class SB3Policy(Policy):
                 raise _needs_pickle(Path(normalization), "it is a pickle of VecNormalize")
             with Path(normalization).open("rb") as file:
                 self._normalization = pickle.load(file)
-        self._state: Any = None
-        self._is_start = np.ones(1, bool)
+        self._states: WeakKeyDictionary[Any, dict[ActorID | None, tuple[int, Any]]] = WeakKeyDictionary()
+        """By environment (its context) and actor the number of the episode and the state of a recurrent policy."""
         self._generator = torch.Generator()
         self._generator.seed()
 
     @override(Policy)
     def seed(self, seed: int) -> None:
         self._generator.manual_seed(seed)
-        self._state, self._is_start = None, np.ones(1, bool)
+        self._states.clear()
+
+    @override(Policy)
+    def needs_env(self) -> bool:
+        return hasattr(self.sb3_policy, "lstm_hidden_state_shape")  # it is recurrent
 
     @override(Policy)
     def compute_action(
@@ -146,14 +151,16 @@ class SB3Policy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> dict[str, Any]:
-        given: dict[str, Any] = {"state": self._state, "episode_start": self._is_start}
+        context: Any = getattr(env, "context", self)
+        n_episodes, states = getattr(context, "n_episodes", 0), self._states.setdefault(context, {})
+        episode, state = states.get(actor_id, (0, None))
+        state = state if episode == n_episodes else None
+        given: dict[str, Any] = {"state": state, "episode_start": np.array([state is None])}
         if self._takes_mask and self._mask is not None:
             given["action_masks"] = np.asarray(observation[self._mask]) > 0
         with isolated_global_generator(self._generator):
-            action, self._state = self.sb3_policy.predict(
-                self._shown(observation), deterministic=deterministic, **given
-            )
-        self._is_start = np.zeros(1, bool)
+            action, state = self.sb3_policy.predict(self._shown(observation), deterministic=deterministic, **given)
+        states[actor_id] = n_episodes, state
         return {self._head: action}
 
     def _shown(self, observation: Mapping[str, Any]) -> Any:

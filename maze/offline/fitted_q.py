@@ -29,7 +29,7 @@ from maze.distributions.utils import isolated_global_generator
 from maze.offline.action_probabilities import Arrays, action_distribution, candidates
 
 Array = np.ndarray[Any, Any]
-_MOST_BLOCKS = 1000  # episodes are grouped into at most so many blocks, of which bootstrap samples are drawn
+_EPISODES_AT_ONCE = 256  # whose matrices are kept in memory at the same time
 _CHUNK = 512  # observations whose candidate actions are evaluated at once
 
 
@@ -273,19 +273,18 @@ def _solved(
     :param samples: Weights of the episodes in each sample, `[n_samples, n_episodes]`.
     """
     n_features = phi.shape[1]
-    blocks = np.array_split(np.arange(data.n_episodes), min(data.n_episodes, _MOST_BLOCKS))
     starts, ends = data.episode_starts[:-1], data.episode_starts[1:]
-    matrices = np.empty((len(blocks), n_features, n_features))
-    sides = np.empty((len(blocks), n_features))
     fitted = phi * data.has_target[:, None]
-    for index, block in enumerate(blocks):
-        rows = slice(starts[block[0]], ends[block[-1]])
-        matrices[index] = fitted[rows].T @ (phi[rows] - following[rows])
-        sides[index] = fitted[rows].T @ data.rewards[rows]
-    penalty = np.eye(n_features) * ridge * len(data) * float((phi**2).mean())
-    of_blocks = np.stack([samples[:, block].mean(1) for block in blocks], 1)
-    sampled = np.tensordot(of_blocks, matrices, 1) + penalty
-    thetas = np.linalg.solve(sampled, (of_blocks @ sides)[..., None])[..., 0]
+    sampled = np.zeros((len(samples), n_features, n_features))
+    sides = np.zeros((len(samples), n_features))
+    for first in range(0, data.n_episodes, _EPISODES_AT_ONCE):
+        part = slice(first, first + _EPISODES_AT_ONCE)
+        episodes = [slice(start, end) for start, end in zip(starts[part], ends[part], strict=True)]
+        matrices = np.stack([fitted[rows].T @ (phi[rows] - following[rows]) for rows in episodes])
+        sampled += np.tensordot(samples[:, part], matrices, 1)
+        sides += samples[:, part] @ np.stack([fitted[rows].T @ data.rewards[rows] for rows in episodes])
+    sampled += np.eye(n_features) * ridge * len(data) * float((phi**2).mean())
+    thetas = np.linalg.solve(sampled, sides[..., None])[..., 0]
     return FittedValues(thetas, phi, expected, following[ends - 1])
 
 

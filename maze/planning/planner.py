@@ -83,6 +83,8 @@ class BranchSimulator:
         value: Callable[[Group], np.ndarray] | None = None,
     ) -> None:
         self.branches, self.horizon = branches, horizon
+        self.limit: int | None = None
+        """Environment steps that a time limit outside of the copies leaves; `None`: any number."""
         self._act, self._value = act, value
         self._content, self._source = b"", None
 
@@ -138,10 +140,11 @@ class BranchSimulator:
     def _up_to(self, horizon: int | None) -> np.ndarray:
         """Let the base policy act up to a horizon, and return the returns."""
         branches = self.branches
-        while groups := branches.observe(horizon):
+        is_limited = self.limit is not None and (horizon is None or horizon >= self.limit)
+        while groups := branches.observe(self.limit if is_limited else horizon):
             branches.step([(group, self._act(group)) for group in groups])
         returns: np.ndarray = branches.returns.copy()
-        if self._value is not None:
+        if self._value is not None and not is_limited:
             for group in branches.observe():
                 to_come = branches.gamma ** branches.steps[group.rows] * self._value(group)
                 returns[group.rows] += np.where(branches.done[group.rows], 0.0, to_come)

@@ -16,8 +16,9 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
-from maze.core.agent.random_policy import RandomPolicy, masked_heads
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.annotations import override
+from maze.core.env.action_masks import masked_heads
 from maze.core.env.base_env import BaseEnv
 from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.structured_env import ActorID
@@ -283,7 +284,7 @@ class RolloutPolicy(Policy):
         return found
 
     def _source(self, env: Any, observation: Any, actor: ActorID) -> Any:
-        """Return the present state of the environment for copies; the horizon ends with a time limit."""
+        """Return the present state of the environment for copies; branches end with a time limit."""
         if self._arrays is None:
             return [SingleState(env, observation)]
         core_env: Any = self._arrays[0].core_env
@@ -291,8 +292,8 @@ class RolloutPolicy(Policy):
             self._reported.load_maze_state(env.get_maze_state(), actor)
             core_env = self._reported
         found = simulation_of(env)
-        if isinstance(self._simulate, BranchSimulator) and found is not None and found[1] is not None:
-            self._simulate.horizon = found[1] if self.horizon is None else min(self.horizon, found[1])
+        if isinstance(self._simulate, BranchSimulator) and found is not None:
+            self._simulate.limit = found[1]
         return core_env.simulation
 
     def _candidates(self, observation: ObservationType, env: Any, actor: ActorID) -> Candidates:

@@ -248,13 +248,13 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         """Return the rewards of agents that have acted; RLlib adds them up until the agent's next observation."""
         env_time = self.maze_env.get_env_time()
         is_step_complete, self._env_time = env_time != self._env_time, env_time
-        # within an environment step they are those of the previous step
-        of_actors = self.maze_env.get_actor_rewards() if is_step_complete else None
+        of_actors = self.maze_env.get_actor_rewards()
         if of_actors is None:
             return dict.fromkeys(self._acted, reward)
         rewards = dict.fromkeys(self._acted, 0.0)
-        for name, earned in zip(reversed(self._order), reversed(np.ravel(of_actors)), strict=False):
-            rewards[name] += float(earned)
+        if is_step_complete:  # within an environment step they are those of the previous step
+            for name, earned in zip(reversed(self._order), reversed(np.ravel(of_actors)), strict=False):
+                rewards[name] += float(earned)
         return rewards
 
     def _of_next_actor(self, observation: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,7 +161,8 @@ class LostSales(Stores):
         holding_cost, penalty = self._costs()
         distributions = self.distributions()
         cumulative = self._cumulative[np.zeros(self.n_envs, np.int64) if distributions is None else distributions]
-        enough = np.broadcast_to(penalty / (penalty + holding_cost), self.n_envs)
+        with np.errstate(invalid="ignore"):  # both are zero in stores whose first episode has not begun
+            enough = np.broadcast_to(penalty / (penalty + holding_cost), self.n_envs)
         return self._expected_cost((cumulative < enough[:, None]).sum(axis=1))
 
 

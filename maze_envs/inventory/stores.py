@@ -11,6 +11,7 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.structured_env import StepKeyType
+from maze.core.errors import ConfigError
 from maze_envs.inventory.events import InventoryEvents
 
 
@@ -44,6 +45,8 @@ class Stores(BatchedCoreEnv):
         warm_up: int,
         max_episode_steps: int | None,
     ) -> None:
+        if lead_time < 1:
+            raise ConfigError(f"env.lead_time: expected at least 1, found {lead_time}.")
         seen = spaces.Dict(stock=spaces.Box(lowest_stock, np.inf, (lead_time,), np.float32))
         orders = {
             key: spaces.Dict({name: spaces.Discrete(largest + 1)}) for key, (name, largest) in largest_orders.items()

@@ -73,9 +73,10 @@ def cp_sat_schedule(
         starts.append([])
         for position, (duration, machine) in enumerate(zip(times, places, strict=True)):
             start = model.new_int_var(0, horizon, f"start_{job}_{position}")
-            interval = model.new_fixed_size_interval_var(start, duration, f"operation_{job}_{position}")
-            on_machine.setdefault(machine, []).append(interval)
-            model.add(start >= end)
+            if duration > 0:
+                interval = model.new_fixed_size_interval_var(start, duration, f"operation_{job}_{position}")
+                on_machine.setdefault(machine, []).append(interval)
+            model.add(start >= end if duration > 0 else start == end)  # 0: the job has no operation there
             model.add_hint(start, int(by_rule[job, position]))
             end = start + duration
             starts[-1].append(start)

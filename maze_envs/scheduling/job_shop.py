@@ -191,6 +191,8 @@ class JobShops(BatchedCoreEnv):
         self.starts = np.full((n_envs, jobs, machines), -1)
         """When each operation starts; -1: not yet."""
         self._rows = np.arange(n_envs)
+        self._has_gaps = given is not None and bool((given.arrays["durations"] == 0).any())
+        """Whether jobs may lack operations."""
         self._first_operation = np.arange(n_envs * jobs).reshape(n_envs, jobs) * machines
         self.use_instances(given)
 
@@ -214,8 +216,9 @@ class JobShops(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def load_instances(self, rows: np.ndarray, instances: Mapping[str, np.ndarray]) -> None:
         durations, machines = instances["durations"], instances["machines"]
-        exists = durations > 0
-        self.size[rows, 0], self.size[rows, 1] = exists.any(axis=2).sum(axis=1), exists.any(axis=1).sum(axis=1)
+        for axis in (0, 1):
+            is_used = (durations > 0).any(axis=2 - axis)
+            self.size[rows, axis] = is_used.shape[1] - is_used[:, ::-1].argmax(axis=1)
         self.durations[rows], self.machines[rows] = durations, machines
         self._clear(rows)
 
@@ -235,6 +238,7 @@ class JobShops(BatchedCoreEnv):
         self.initial_bound[rows] = lower_bound(self.durations[rows], self.machines[rows])
         self.bound[rows] = self.initial_bound[rows]
         self.machine[rows] = self.machines[rows, :, 0]
+        self._pass_gaps(np.repeat(rows, n_jobs), np.tile(np.arange(n_jobs), len(rows)))
         self._look_ahead(rows)
         self._let_start(rows)
 
@@ -270,8 +274,22 @@ class JobShops(BatchedCoreEnv):
         self.work_left[rows, jobs] -= duration
         self.machine_work[rows, machine] -= duration
         self.machine_jobs[rows, machine] -= 1
-        self.next_operation[rows, jobs] = operation + 1
-        self.machine[rows, jobs] = self.machines[rows, jobs, np.minimum(operation + 1, self._machines[1] - 1)]
+        self._advance_to(rows, jobs, operation + 1)
+        self._pass_gaps(rows, jobs)
+
+    def _pass_gaps(self, rows: np.ndarray, jobs: np.ndarray) -> None:
+        """Pass operations that some jobs do not have, without waiting for their machines."""
+        while self._has_gaps and len(rows):
+            operation = self.next_operation[rows, jobs]
+            is_gap: np.ndarray = operation < self.size[rows, 1]
+            is_gap[is_gap] = self.durations[rows[is_gap], jobs[is_gap], operation[is_gap]] == 0
+            rows, jobs, operation = rows[is_gap], jobs[is_gap], operation[is_gap]
+            self.starts[rows, jobs, operation] = self.job_ready[rows, jobs]
+            self._advance_to(rows, jobs, operation + 1)
+
+    def _advance_to(self, rows: np.ndarray, jobs: np.ndarray, operation: np.ndarray) -> None:
+        self.next_operation[rows, jobs] = operation
+        self.machine[rows, jobs] = self.machines[rows, jobs, np.minimum(operation, self._machines[1] - 1)]
 
     def _look_ahead(self, rows: np.ndarray) -> None:
         """Return when jobs can start next."""
@@ -401,7 +419,8 @@ class JobShopEnv(BatchedMazeEnv):
 
 
 def _range(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    low, high = (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+    ends = np.ravel(value)
+    low, high = int(ends[0]), int(ends[-1])
     if not 1 <= low <= high:
         raise ConfigError(f"env.{name}: expected a number from 1 on or a pair [smallest, largest], found {value}.")
     return low, high

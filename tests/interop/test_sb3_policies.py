@@ -371,6 +371,27 @@ def test_recurrent_policies_restart_when_seeded(tmp_path):
     assert episode() == first
 
 
+def test_recurrent_states_are_those_of_an_environment_and_its_episode(tmp_path):
+    contrib = pytest.importorskip("sb3_contrib")
+    model = contrib.RecurrentPPO("MlpLstmPolicy", plain("Pendulum-v1"), n_steps=8, batch_size=8, seed=1, device="cpu")
+    model.save(tmp_path / "model.zip")
+    policy, envs = acting(tmp_path / "model.zip", "Pendulum-v1"), [GymMazeEnv("Pendulum-v1") for _ in range(2)]
+    assert policy.needs_env()
+    observation = {"observation": np.ones(3, np.float32)}
+
+    def act(env):
+        return policy.compute_action(observation, env=env, deterministic=True)["action"].item()
+
+    policy.seed(0)
+    for env in envs:
+        env.reset()
+    alternating = [[act(env) for env in envs] for _ in range(3)]
+    envs[1].reset()
+    assert act(envs[0]) not in np.ravel(alternating)
+    assert [first for first, _ in alternating] == [second for _, second in alternating]
+    assert act(envs[1]) == alternating[0][0]
+
+
 @pytest.mark.parametrize("policy", ["LinearPolicy", "MlpPolicy"])
 def test_a_model_of_ars_acts_as_it_does_in_stable_baselines3(policy, tmp_path):
     contrib = pytest.importorskip("sb3_contrib")

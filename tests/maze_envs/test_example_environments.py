@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_module
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -92,6 +92,24 @@ def test_vehicles_leave_are_replaced_and_their_identities_never_return():
     assert max(seen) > 20
     assert gone
     assert env.agent_counts_dict == {"vehicle": -1}
+
+
+def test_each_vehicle_that_goes_home_is_reported_at_its_last_decision():
+    env = dispatching_env(shift_length=10)
+    env.seed(3)
+    observation, done, order, reported = env.reset(), False, [], {}
+    while not done:
+        actor = env.actor_id()
+        order.append(actor.agent_id)
+        action = NearestOrder(0.3).compute_action(observation, None, None, actor)  # vehicles often wait
+        observation, _, done, info = env.step(action)
+        ends = [len(order) - 1] if env.is_actor_done() else []
+        ends += [len(order) - 1 - n_ago for n_ago in info.get(ACTORS_DONE_KEY, ())]
+        reported |= {order[position]: position for position in ends}
+    at_work = {vehicle.agent_id for vehicle in env.core_env.simulation.vehicles}
+    last = {agent: position for position, agent in enumerate(order)}
+    assert {agent: last[agent] for agent in set(order) - at_work}.items() <= reported.items()
+    assert reported.items() <= last.items()
 
 
 def test_rollouts_mark_the_last_decision_of_each_vehicle():

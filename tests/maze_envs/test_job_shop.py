@@ -158,6 +158,28 @@ def test_returns_are_the_makespan_above_the_bound(only_choices, may_wait):
     assert {jobs for jobs, _ in sizes} <= {2, 3, 4, 5}
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_jobs_do_not_wait_for_machines_on_which_they_have_no_operation(place):
+    # Machine 1 is busy from 0 to 9; the first job works 2 units on machine 0, then 3 on machine 2.
+    of_first = [(2, 0), (3, 2)]
+    of_first.insert(place, (0, 1))
+    durations, machines = zip(*of_first, strict=True)
+    shop = {"durations": np.array([[durations, (9, 1, 1)]]), "machines": np.array([[machines, (1, 0, 2)]])}
+    shops = JobShops(1, instances=shop)
+    shops.begin(np.zeros(1, int))
+    course, is_over = [], False
+    seen = {key: np.zeros((1, *space.shape), np.float32) for key, space in shops.observation_spaces[0].items()}
+    while not is_over:
+        shops.observe(seen)
+        course.append(np.flatnonzero(seen["job_mask"][0]).tolist())
+        is_over = shops.advance({"job": np.array([course[-1][0]])})[1][0]
+    assert course == [[0, 1], [1], [0], [1], [1]]
+    assert shops.starts[0, 0, shops.durations[0, 0] > 0].tolist() == [0, 2]
+    assert shops.starts[0, 1].tolist() == [0, 9, 10]
+    assert shops.kpis(np.zeros(1, int))["makespan"] == 11
+    assert not shops.machine_jobs.any()
+
+
 def test_observation_of_a_job_does_not_depend_on_padding():
     instance = instances_of("ta01")[0]
     seen = []

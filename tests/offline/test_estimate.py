@@ -130,6 +130,22 @@ def test_behaviour_return_is_reported_with_the_estimates() -> None:
     assert entry.estimate.value == pytest.approx(data.returns().mean())
 
 
+@pytest.mark.parametrize("n_episodes", [400, 4000])
+def test_the_interval_of_fitted_values_is_that_of_the_mean_where_nothing_but_the_rewards_varies(
+    n_episodes: int,
+) -> None:
+    noise = np.random.default_rng(0).normal(size=n_episodes)
+    observed, action = {"x": np.ones(1, np.float32)}, {"a": np.int64(0)}
+    data = LoggedSteps.of_episodes(
+        [(0, SpacesRecord(ActorID(0, 0), observed, action, float(reward), True, {}))] for reward in noise
+    )
+    one_action = {0: spaces.Dict(a=spaces.Discrete(1))}
+    config = EstimationConfig(estimators=("fqe",), n_bootstrap=400, fitted_q=FittedQConfig(n_updates=1))
+    behaviour, fitted = estimate({"same": RandomPolicy(one_action)}, data, one_action, config)
+    width = behaviour.estimate.high - behaviour.estimate.low
+    assert fitted.estimate.high - fitted.estimate.low == pytest.approx(width, rel=0.2)
+
+
 def test_truncated_episodes_bootstrap_from_fitted_values() -> None:
     # reward 2 in each step for ever: 2 / (1 - 0.5)
     config = EstimationConfig(gamma=0.5, estimators=("fqe", "dr"), fitted_q=FAST)

@@ -202,6 +202,28 @@ def test_planned_actions_are_independent_of_the_true_future(wrap: Any) -> None:
     assert decisions[0].action == decisions[1].action
 
 
+def test_nothing_comes_after_a_time_limit() -> None:
+    env = TimeLimitWrapper.wrap(LostSalesEnv(), max_episode_steps=3)
+    env.seed(3)
+    observation = env.reset()
+    found = []
+    for horizon, value in ((3, None), (3, after_the_end), (10, after_the_end)):
+        policy = RolloutPolicy(BaseStockPolicy(18), horizon=horizon, scenarios=16, value=value)
+        policy.seed(1)
+        found.append(policy.plan(observation, env).values)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    seeds = [(episode, episode) for episode in range(5)]
+    gains = RolloutPolicy(BaseStockPolicy(12), scenarios=16).gains(env, seeds, (3, 5, 20), deadline=np.inf)
+    assert len(gains) > 1
+    np.testing.assert_array_equal(gains[:, 0], gains[:, 1])
+    np.testing.assert_array_equal(gains[:, 0], gains[:, 2])
+
+
+def after_the_end(observation: Any, actor: ActorID) -> np.ndarray:
+    return 1000.0 + np.arange(len(next(iter(observation.values()))))
+
+
 def test_planning_is_the_same_through_single_environments_and_processes() -> None:
     class Alone(BaseStockPolicy):
         def needs_env(self) -> bool:

@@ -42,6 +42,7 @@ from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from tests.interop.pettingzoo_envs import Duel
+from tests.train.parallelization.toy_envs import TwoStepCoreEnv, two_step_env
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -364,6 +365,28 @@ def test_a_reward_caused_by_another_agents_move_reaches_the_agent() -> None:
             returns[name] += reward
     assert ends["__all__"]
     assert returns == {"player:0": 1.0, "player:1": -1.0}
+
+
+class OwnRewardsCoreEnv(TwoStepCoreEnv):
+    """Each sub-step has the reward of its actor, which is also its share of the step."""
+
+    def step(self, maze_action: Any) -> Any:
+        state, _, done, info = super().step(maze_action)
+        return state, float(self.get_actor_rewards()[int(self.actor.step_key == "choose")]), done, info
+
+
+def test_rewards_of_sub_steps_that_are_shares_count_once() -> None:
+    def make() -> Any:
+        env = two_step_env()
+        env.core_env = OwnRewardsCoreEnv(3)
+        return env
+
+    env = MazeMultiAgentEnv({"maze": EnvConfig(EnvFactory(make), seed=1)})
+    env.reset()
+    first, second = (env.step({agent: env.action_spaces[agent].sample()})[1] for agent in ("choose:0", "cut:0"))
+    choice = env.maze_env.core_env.choice
+    assert first == {"choose:0": 0.0}  # shares are known when the step is complete
+    assert second == {"choose:0": float(choice), "cut:0": 10.0}
 
 
 def test_agents_of_a_sub_step_share_its_network_unless_they_have_their_own() -> None:

@@ -45,18 +45,22 @@ class Parameter(NamedTuple):
         """
         wrong = ConfigError(
             f"env.context.{name}: expected a list of different numbers, or of different texts, or a mapping with "
-            f"`lower` < `upper` and optionally `integer`, found {given}."
+            f"`lower` < `upper` and optionally `integer` (both whole numbers then), found {given}."
         )
         if isinstance(given, Mapping):
-            has_keys = {"lower", "upper"} <= set(given) <= {"lower", "upper", "integer"}
-            if not has_keys or given["lower"] >= given["upper"]:
+            bounds: list[Any] = [given.get("lower"), given.get("upper")]
+            is_integer = bool(given.get("integer", False))
+            if not set(given) <= {"lower", "upper", "integer"} or not all(map(_is_number, bounds)):
                 raise wrong
-            return cls(name, (), float(given["lower"]), float(given["upper"]), bool(given.get("integer", False)))
+            lower, upper = (float(bound) for bound in bounds)
+            if lower >= upper or (is_integer and not (lower.is_integer() and upper.is_integer())):
+                raise wrong
+            return cls(name, (), lower, upper, is_integer)
         if not isinstance(given, Sequence) or isinstance(given, str) or not given:
             raise wrong
         values = tuple(given)
         is_text = [isinstance(value, str) for value in values]
-        if any(is_text) != all(is_text) or len(set(values)) < len(values):
+        if not (all(is_text) or all(map(_is_number, values))) or len(set(values)) < len(values):
             raise wrong
         numbers = range(len(values)) if all(is_text) else values
         return cls(name, values, float(min(numbers)), float(max(numbers)))
@@ -116,7 +120,11 @@ class Parameter(NamedTuple):
                 np.arange(len(self.values), dtype=np.float64) if self.is_text else np.asarray(self.values, np.float64)
             )
         points = np.linspace(self.lower, self.upper, _GRID_POINTS)
-        return np.rint(points) if self.is_integer else points
+        return np.unique(np.rint(points)) if self.is_integer else points
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and bool(np.isfinite(value))
 
 
 class Context:

@@ -34,7 +34,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
 
     CLONED = ("_observation", "_original")
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_tap", "_actions", "_actor_id", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_tap", "_actions", "_actor_id")
 
     def __init__(
         self, env: MazeEnv[Any], observation_logging: bool, action_logging: bool, reward_logging: bool
@@ -53,7 +53,6 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
-        self._context = self.env.context
         self._actor_id = self.env.actor_id
         self._tap = MazeEnvTap.install(self.env) if self.observation_logging or self.reward_logging else None
         action_spaces: Mapping[StepKeyType, spaces.Space[Any]] = self.env.action_spaces_dict
@@ -130,7 +129,8 @@ def _fire_action(
     if isinstance(space, spaces.Discrete):
         events.discrete_action(step_key, agent, name, value=int(action) - int(space.start), action_dim=int(space.n))
     elif isinstance(space, spaces.MultiDiscrete):
-        for index, (value, size) in enumerate(zip(np.ravel(action), space.nvec.ravel(), strict=True)):
+        from_zero = np.ravel(np.asarray(action) - space.start)
+        for index, (value, size) in enumerate(zip(from_zero, space.nvec.ravel(), strict=True)):
             events.discrete_action(step_key, agent, f"{name}_{index}", value=int(value), action_dim=int(size))
     elif isinstance(space, spaces.MultiBinary):
         for index in np.flatnonzero(np.ravel(action)).tolist():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.action_masks import masked_heads
 from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigValueError
@@ -16,6 +19,8 @@ from maze.core.wrappers.wrapper import Wrapper
 
 class RandomResetWrapper(Wrapper[Any]):
     """Take a random number of random environment steps at the beginning of each episode.
+
+    Actions are sampled from those that masks among the observations allow.
 
     Skipped steps count for the environment time. If the episode ends meanwhile, skipping continues in the next one.
 
@@ -54,7 +59,7 @@ class RandomResetWrapper(Wrapper[Any]):
             time_before = None if get_time is None else get_time()
             is_complete = done = False
             while not is_complete:
-                action = self._action_spaces[self.env.actor_id().step_key].sample()
+                action = _sampled(self._action_spaces[self.env.actor_id().step_key], observation)
                 observation, _, done, _ = self._env_step(action)
                 is_complete = done or get_time is None or get_time() != time_before
             if done:
@@ -66,3 +71,14 @@ class RandomResetWrapper(Wrapper[Any]):
         super().clone_from(env, future)
         self._rng.set_state(env._rng.get_state())
         self._action_spaces = copy.deepcopy(env._action_spaces)
+
+
+def _sampled(space: spaces.Space[Any], observation: Any) -> Any:
+    """Return a random action that the masks of an observation allow."""
+    if isinstance(space, spaces.Dict) and isinstance(observation, Mapping):
+        masks, _ = masked_heads({key: np.shape(value) for key, value in observation.items()}, space, {})
+        if masks:
+            allowed: dict[str, Any] = dict.fromkeys(space.spaces)
+            allowed |= {head: (np.asarray(observation[mask]) > 0).astype(np.int8) for mask, head in masks.items()}
+            return space.sample(allowed)
+    return space.sample()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
+
+import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
@@ -76,8 +78,6 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
     :raises ConfigError: `gamma` is outside [0, 1], or `epsilon` negative.
     """
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_context")
-
     def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
         if not 0.0 <= gamma <= 1.0 or epsilon < 0.0:
             raise ConfigError(
@@ -93,11 +93,6 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
         self._squares = 0.0
         super().__init__(env)
 
-    @override(RewardWrapper)
-    def _bind(self) -> None:
-        super()._bind()
-        self._context = self.env.context
-
     @property
     def std(self) -> float:
         """Standard deviation of the returns; 1 before there are two of them."""
@@ -106,19 +101,22 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
         return math.sqrt(self._squares / self._count + self.epsilon) or 1.0
 
     @override(RewardWrapper)
-    def reset(self, **kwargs: Any) -> Any:
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
         self._return = 0.0
-        return self._env_reset(**kwargs)
+        return super().reset(*args, **kwargs)
 
     @override(RewardWrapper)
     def step(self, action: Any) -> Any:
-        self._context.pre_step()  # a wrapper may answer a sub-step without stepping the environment
-        observation, original, done, info = self._env_step(action)
-        reward = self.reward(original)
-        self._last_rewards = (original, reward)
+        observation, reward, done, info = super().step(action)
         if done:
             self._return = 0.0
         return observation, reward, done, info
+
+    @override(RewardWrapper)
+    def get_actor_rewards(self) -> np.ndarray | None:
+        # Not in proportion to the step's reward: the shares of a zero-sum game add up to zero.
+        shares = self.env.get_actor_rewards()
+        return None if shares is None else np.asarray(shares) / self.std
 
     @override(RewardWrapper)
     def reward(self, reward: float) -> float:

@@ -69,9 +69,10 @@ class SplitActionsWrapper(SubstepActionWrapper):
                 raise EnvironmentContractError(
                     f"SplitActionsWrapper: `{name}` is made of {list(indices)}, but the action has {list(action)}."
                 )
-            vector = joined[name] = np.empty(shape, dtype)
+            vector = np.empty(shape, dtype)
             for part, index in indices.items():
                 vector[index] = joined.pop(part)
+            joined[name] = vector
         return joined
 
     @override(ActionWrapper)

@@ -27,7 +27,7 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
 
     CLONED = ("_elapsed_steps", "_max_episode_steps", "_next_seed")
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_get_env_time", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_get_env_time")
 
     def __init__(self, env: Any, max_episode_steps: int | None = None) -> None:
         self.set_max_episode_steps(max_episode_steps)
@@ -41,7 +41,6 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
     def _bind(self) -> None:
         super()._bind()
         self._get_env_time = self.env.get_env_time if isinstance(self.env, TimeEnvMixin) else None
-        self._context = getattr(self.env, "context", None) if not self._is_gymnasium else None
 
     def set_max_episode_steps(self, max_episode_steps: int | None) -> None:
         """Set the limit, valid from the next step on.
@@ -76,9 +75,8 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
             observation, reward, terminated, truncated, info = result
             return observation, reward, terminated, truncated or not terminated, info
         observation, reward, done, info = result
-        if not done:
-            info[TRUNCATION_KEY] = True
-        return observation, reward, True, info
+        # A copy: an environment that returns one object in all steps would keep the entry in later episodes.
+        return observation, reward, True, info if done else {**info, TRUNCATION_KEY: True}
 
     @override(BaseEnv)
     def reset(self, **kwargs: Any) -> Any:

@@ -114,7 +114,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     :param env: The environment to wrap.
     """
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
+    TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium", "_context")
     """Attributes set by :meth:`_bind`; they are neither pickled nor copied."""
 
     CLONED: ClassVar[tuple[str, ...]] = ()
@@ -154,6 +154,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         self._env_step = env.step
         self._env_reset = env.reset
         self._is_gymnasium = isinstance(env, gymnasium.Env)
+        self._context: Any = None if self._is_gymnasium else getattr(env, "context", None)
 
     def step(self, action: Any) -> Any:
         """Step the environment: four values, or five around a gymnasium environment."""
@@ -344,15 +345,26 @@ class RewardWrapper(Wrapper[EnvType], ABC):
 
     keeps_observations_and_actions = True
 
-    CLONED: ClassVar[tuple[str, ...]] = ("_last_rewards",)
+    CLONED: ClassVar[tuple[str, ...]] = ("_rewards", "_is_step_over")
 
-    _last_rewards: tuple[Any, Any] = (0.0, 0.0)
+    _rewards: tuple[tuple[Any, Any], ...] = ()
+    """Original and converted reward of each sub-step of the latest environment step."""
+    _is_step_over = True
+
+    @override(Wrapper)
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        self._is_step_over = True
+        return self._env_reset(*args, **kwargs)
 
     @override(Wrapper)
     def step(self, action: Any) -> Any:
+        context = self._context
+        if context is not None:
+            context.pre_step()  # a wrapper may answer a sub-step without stepping the environment
         observation, original, *rest = self._env_step(action)
         reward = self.reward(original)
-        self._last_rewards = (original, reward)
+        self._rewards = (*(() if self._is_step_over else self._rewards), (original, reward))
+        self._is_step_over = context is None or context.is_step_complete
         return observation, reward, *rest
 
     @abstractmethod
@@ -360,7 +372,10 @@ class RewardWrapper(Wrapper[EnvType], ABC):
         """Convert a reward of the wrapped environment to that of the agent."""
 
     def get_actor_rewards(self) -> np.ndarray | None:
-        """Return the actors' shares of the converted reward, in their original proportions.
+        """Return the actors' shares of the converted reward of the environment step.
+
+        Where each actor's share is the reward of its sub-step, these are the converted rewards of the sub-steps;
+        otherwise shares keep their original proportions.
 
         :return: `[n_actors]`; `None`: there are no shares.
         """
@@ -368,8 +383,11 @@ class RewardWrapper(Wrapper[EnvType], ABC):
         shares = None if get_inner is None else get_inner()
         if shares is None:
             return None
-        original, reward = self._last_rewards
         shares = np.asarray(shares, dtype=np.float64)
+        originals, converted = np.array(self._rewards or [(0.0, 0.0)], np.float64).T
+        if shares.shape == originals.shape and np.allclose(shares, originals):
+            return converted  # type: ignore[no-any-return]
+        original, reward = originals.sum(), converted.sum()
         if original == 0:
             # Without a proportion, each actor gets an equal part of the converted reward.
             return shares + reward / len(shares)  # type: ignore[no-any-return]
@@ -443,9 +461,9 @@ class SubstepActionWrapper(ActionWrapper["MazeEnv[Any]"], SpacesWrapper["MazeEnv
     def seed(self, seed: Any) -> None:
         """Seed the environment and the action spaces of this wrapper."""
         self.env.seed(seed)
-        if seed is None or isinstance(seed, int):
+        if seed is None or isinstance(seed, (int, np.integer)):
             for space in self.action_spaces_dict.values():
-                space.seed(seed)
+                space.seed(None if seed is None else int(seed))
 
 
 def known_spaces(

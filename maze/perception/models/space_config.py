@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.random_policy import MASK_SUFFIX, candidates_of
+from maze.core.agent.random_policy import candidates_of
+from maze.core.env.action_masks import MASK_SUFFIX
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.files import verify_checksum, write_with_checksum

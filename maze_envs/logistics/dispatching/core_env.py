@@ -11,7 +11,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_state import MazeStateType
-from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID, StepKeyType
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
@@ -127,9 +127,13 @@ class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
         self._actor_rewards: list[float] = []
         self._is_step_complete = False
         self._has_left = False
+        self._n_decisions = 0
+        self._decisions: dict[int, int] = {}
+        """Number of the latest decision in the episode, by vehicle."""
 
     @override(DispatchingCoreEnv)
     def _begin_step(self) -> None:
+        self._n_decisions, self._decisions = 0, {}
         self._queue = [vehicle.agent_id for vehicle in self.simulation.idle_vehicles()]
         self._is_step_complete = True  # none has begun
         self._has_left = False
@@ -140,6 +144,8 @@ class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
             self._actor_rewards = []
         vehicle = self._acting()
         acted = self._queue.pop(0)
+        self._decisions[acted] = self._n_decisions
+        self._n_decisions += 1
         reward = self._reward_of(vehicle, maze_action["order"])
         self._actor_rewards.append(reward)
         self._is_step_complete = not self._queue or not self.simulation.has_open_orders()
@@ -149,7 +155,10 @@ class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
             self._queue = [idle.agent_id for idle in self.simulation.idle_vehicles()]
         # Who is on the way until the end of the shift goes home from there.
         self._has_left = acted in left or vehicle.idle_from >= vehicle.shift_end
-        return self.get_maze_state(), reward, self.simulation.is_over(), {}
+        # Vehicles that waited, and go home before it is their turn again.
+        others = [self._decisions[one] for one in left if one != acted and one in self._decisions]
+        info = {ACTORS_DONE_KEY: [self._n_decisions - 1 - number for number in others]} if others else {}
+        return self.get_maze_state(), reward, self.simulation.is_over(), info
 
     def _reward_of(self, vehicle: Vehicle, choice: int) -> float:
         if choice == self.simulation.n_slots:

@@ -61,7 +61,8 @@ class DispatchingSimulation:
         shift_length: int = 40,
         distance_cost: float = 0.05,
     ) -> None:
-        for name, value in (("n_vehicles", n_vehicles), ("n_slots", n_slots), ("size", size), ("horizon", horizon)):
+        at_least_one = {"n_vehicles": n_vehicles, "n_slots": n_slots, "size": size, "horizon": horizon}
+        for name, value in {**at_least_one, "patience": patience, "shift_length": shift_length}.items():
             if value < 1:
                 raise ConfigError(f"env.{name}: must be at least 1, found {value}.")
         self.n_vehicles = n_vehicles

@@ -21,6 +21,7 @@ SPACE = spaces.Dict(
         "use": spaces.MultiBinary(3),
         "tune": spaces.MultiDiscrete([2, 3]),
         "steer": spaces.Box(-2, 5, (2, 2), np.float32),
+        "brake": spaces.Box(0, 1, (), np.float32),
         "open": spaces.Box(-np.inf, np.inf, (2,), np.float32),
         "count": spaces.Box(0, 9, (2,), np.int64),
     }

@@ -40,6 +40,11 @@ def test_grid_contains_all_combinations():
     assert combinations == {(d, lead, p) for d in (0, 1) for lead in (1, 2, 4) for p in (4, 21.5, 39)}
 
 
+def test_grid_has_each_whole_number_of_a_narrow_interval_once():
+    grid = Context({"lead_time": {"lower": 1, "upper": 2, "integer": True}}, tuple(CONTEXT)).instances()
+    assert grid["context/lead_time"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("context", "message"),
     [
@@ -49,6 +54,12 @@ def test_grid_contains_all_combinations():
         ({"penalty": [4, 4]}, "env.context.penalty: expected a list of different"),
         ({"penalty": [4, "high"]}, "env.context.penalty: expected a list of different"),
         ({"penalty": {"lower": 4, "upper": 4}}, "env.context.penalty: expected .* `lower` < `upper`"),
+        ({"penalty": [4, None]}, "env.context.penalty: expected a list of different"),
+        ({"penalty": [[4], [5]]}, "env.context.penalty: expected a list of different"),
+        ({"penalty": {"lower": 4, "upper": None}}, "env.context.penalty: expected .* `lower` < `upper`"),
+        ({"penalty": {"lower": "4", "upper": 5}}, "env.context.penalty: expected .* `lower` < `upper`"),
+        # 1 + floor(2.5 u) would reach 3
+        ({"lead_time": {"lower": 1, "upper": 2.5, "integer": True}}, "env.context.lead_time: .*both whole numbers"),
         ({"penalty": {"from": 4, "upper": 5}}, "env.context.penalty: expected .* `lower` < `upper`"),
         ({"penalty": ["low", "high"]}, "env.context.penalty: expected numbers above 0"),
         ({"demand": {"lower": 1, "upper": 2}}, "env.context.demand: expected a list of texts"),

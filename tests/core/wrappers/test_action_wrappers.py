@@ -42,6 +42,21 @@ def test_single_entries_of_multi_discrete_actions_become_discrete():
     assert env.reverse_action({"levels": np.array([2, 3])}) == {"first": 3, "second": 2}
 
 
+def test_a_part_may_have_the_name_of_the_action():
+    env = split(force={"force": {"indices": [1]}, "right": {"indices": [0]}})
+    joined = env.action({"choice": 1, "levels": [0, 0], "force": np.array([0.5]), "right": np.array([-0.25])})
+    assert joined["force"].tolist() == [-0.25, 0.5]
+
+
+def test_seeds_of_numpy_determine_samples_of_converted_spaces():
+    env = discretized(force={"num_actions": 100})
+    samples = []
+    for _ in range(2):
+        env.seed(np.int64(3))
+        samples.append(env.action_space["force"].sample().tolist())
+    assert samples[0] == samples[1]
+
+
 @given(seed=st.integers(0, 1000))
 def test_splitting_and_joining_are_inverse(seed):
     env = split(force=FORCE, levels={"all": {"indices": [0, 1]}})

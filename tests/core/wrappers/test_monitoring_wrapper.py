@@ -10,6 +10,8 @@ import pytest
 from gymnasium import spaces
 from PIL import Image
 
+from maze.core.env.action_conversion import DictActionConversion
+from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError
 from maze.core.log_events.monitoring_events import ActionEvents, ObservationEvents, RewardEvents
 from maze.core.log_stats.log_stats import LogStatsKey
@@ -30,7 +32,7 @@ from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVect
 from maze.utils.log_stats_utils import SimpleStatsLoggingSetup
 from maze.utils.tensorboard_reader import read_event_file
 from tests.core.env.tutorial_cutting import StructuredCuttingEnv, cutting_env_factory
-from tests.train.parallelization.toy_envs import counting_env
+from tests.train.parallelization.toy_envs import RandomWalkCoreEnv, counting_env, random_walk_env
 
 ALL = {"observation_logging": True, "action_logging": True, "reward_logging": True}
 
@@ -160,6 +162,25 @@ ACTION = {
     "lights": np.array([1, 0, 1], dtype=np.int8),
     "torque": np.array([0.5, -0.5], dtype=np.float32),
 }
+
+
+def test_choices_of_spaces_with_a_start_are_counted_from_zero():
+    action_space = {"gear": spaces.Discrete(3, start=5), "pair": spaces.MultiDiscrete([2, 3], start=[10, 20])}
+    conversions = {0: DictActionConversion(action_space)}, random_walk_env().observation_conversion_dict
+    env = MazeEnvMonitoringWrapper.wrap(MazeEnv(Resting(), *conversions), **ALL)
+    env.reset()
+    env.step({"gear": 6, "pair": np.array([11, 22])})
+    records = [r.attributes for r in env.get_step_events() if r.interface_class is ActionEvents]
+    assert [(r["name"], r["value"], r["action_dim"]) for r in records] == [
+        ("gear", 1, 3),
+        ("pair_0", 1, 2),
+        ("pair_1", 2, 3),
+    ]
+
+
+class Resting(RandomWalkCoreEnv):
+    def step(self, maze_action):
+        return self.get_maze_state(), 0.0, False, {}
 
 
 def test_every_kind_of_action_becomes_the_event_that_fits_it():

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maze.core.env.base_env import is_truncated
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import ACTORS_DONE_KEY
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.wrappers.dict_action_wrapper import DictActionWrapper
 from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper
@@ -16,13 +18,17 @@ from maze.core.wrappers.no_dict_action_wrapper import NoDictActionWrapper
 from maze.core.wrappers.no_dict_observation_wrapper import NoDictObservationWrapper
 from maze.core.wrappers.no_dict_spaces_wrapper import NoDictSpacesWrapper
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
+from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import RewardWrapper
+from maze_envs.logistics.dispatching.maze_env import dispatching_env
+from maze_envs.logistics.dispatching.rules import NearestOrder
 from tests.core.env.tutorial_cutting import StructuredCuttingEnv, cutting_env_factory
+from tests.train.parallelization.toy_envs import RandomWalkCoreEnv, TwoStepCoreEnv, random_walk_env, two_step_env
 
 
 class CountingEnv(gymnasium.Env):
@@ -65,6 +71,33 @@ def test_time_limit_truncates_what_does_not_terminate(length, limit, steps, trun
             _, _, done, info = env.step(ACTION)
             assert done == (number == steps)
         assert is_truncated(done, info) is truncated
+
+
+class SharedInfo(RandomWalkCoreEnv):
+    """Return one info object in all steps; each episode but the first terminates in its second step."""
+
+    n_episodes = 0
+    info: dict = {}
+
+    def reset(self):
+        self.n_episodes, self.n_taken = self.n_episodes + 1, 0
+        return super().reset()
+
+    def step(self, maze_action):
+        self.n_taken += 1
+        return self.get_maze_state(), 0.0, self.n_episodes > 1 and self.n_taken == 2, self.info
+
+
+def test_an_episode_after_a_truncated_one_terminates_although_infos_are_one_object():
+    env = random_walk_env()
+    env = TimeLimitWrapper(MazeEnv(SharedInfo(), env.action_conversion_dict, env.observation_conversion_dict), 3)
+    flags = []
+    for n_steps in (3, 2):
+        env.reset()
+        for _ in range(n_steps):
+            _, _, done, info = env.step({"push": np.zeros(3, np.float32)})
+        flags.append((done, is_truncated(done, info)))
+    assert flags == [(True, True), (True, False)]
 
 
 def test_time_limit_counts_environment_steps_and_not_sub_steps():
@@ -121,6 +154,40 @@ def test_actor_rewards_add_up_to_the_converted_reward(wrap):
     reward = env.step({"cut_rotation": 0})[1]
     assert reward in (-6.0, 4.0)
     assert env.get_actor_rewards().tolist() == [reward / 2] * 2
+
+
+@pytest.mark.parametrize("wrap", [lambda env: RewardClippingWrapper(env, 0.0, 0.5), Squared])
+def test_shares_that_are_rewards_of_sub_steps_are_converted_like_these(wrap):
+    env, policy = wrap(dispatching_env()), NearestOrder()
+    env.seed(1)
+    observation, rewards, most = env.reset(), [], 0
+    for _ in range(40):
+        observation, reward, _, _ = env.step(policy.compute_action(observation, None, None))
+        rewards.append(reward)
+        if env.is_step_complete():
+            assert env.get_actor_rewards().tolist() == pytest.approx(rewards)
+            most, rewards = max(most, len(rewards)), []
+    assert most > 1
+
+
+class ZeroSumCoreEnv(TwoStepCoreEnv):
+    def step(self, maze_action):
+        state, _, done, info = super().step(maze_action)
+        return state, 0.0, done, info
+
+    def get_actor_rewards(self):
+        return np.array([1.0, -1.0])
+
+
+def test_shares_of_a_zero_sum_game_are_normalized_like_rewards():
+    env = ReturnNormalizationRewardWrapper(two_step_env(), gamma=0.0, epsilon=0.0)
+    env.env.core_env = ZeroSumCoreEnv(3)
+    env.load_statistics_state({"count": 4, "mean": 0.0, "squares": 16.0})  # a standard deviation of 2
+    env.freeze_statistics()
+    env.reset()
+    for action in ({"item": 2}, {"where": np.zeros(2, np.float32)}):
+        env.step(action)
+    assert env.get_actor_rewards().tolist() == [0.5, -0.5]
 
 
 def test_dictionary_wrappers_pack_and_unpack_around_gymnasium():
@@ -194,6 +261,22 @@ def test_random_resets_skip_whole_environment_steps():
         RandomResetWrapper(env, 3, 2)
 
 
+class Masked(CountingEnv):
+    """Only action 1 is possible."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1], np.int8)}
+
+    def step(self, action):
+        assert action == 1
+        return *super().step(action)[:4], {"action_mask": np.array([0, 1], np.int8)}
+
+
+def test_random_resets_take_actions_that_masks_allow():
+    env = RandomResetWrapper(GymMazeEnv(Masked()), min_skip_steps=9, max_skip_steps=9)
+    assert env.reset()["observation"].item() == 9
+
+
 @given(length=st.integers(1, 12), n_steps=st.integers(1, 5))
 def test_an_action_holds_for_n_steps_or_until_the_episode_ends(length, n_steps):
     env = StepSkipWrapper.wrap(GymMazeEnv(CountingEnv(length)), n_steps=n_steps)
@@ -223,6 +306,42 @@ def test_all_actors_of_a_step_repeat_their_actions():
     assert played == actions * 3
     assert skipping.actor_id().step_key == 0
     assert skipping.get_env_time() == 3
+
+
+def test_per_actor_rewards_of_skipped_steps_belong_to_the_repeated_decisions():
+    env = StepSkipWrapper.wrap(two_step_env(length=5), n_steps=2)
+    env.reset()
+    shares = []
+    for item in (2, 1, 3):
+        first, second = env.step({"item": item})[1], env.step({"where": np.zeros(2, np.float32)})[1]
+        shares.append(env.get_actor_rewards().tolist())
+        assert first + second == sum(shares[-1])
+    assert shares == [[2 + 2, 10 + 20], [1 + 1, 30 + 40], [3, 50]]  # the episode has five steps
+
+
+class Leaving(RandomWalkCoreEnv):
+    """The actor of the third sub-step leaves, and that of the first one is reported with it."""
+
+    n_taken = 0
+
+    def step(self, maze_action):
+        self.n_taken += 1
+        info = {ACTORS_DONE_KEY: [2]} if self.n_taken == 3 else {}
+        return self.get_maze_state(), 0.0, False, info
+
+    def is_actor_done(self):
+        return self.n_taken == 3
+
+
+def test_actors_that_leave_in_skipped_steps_are_those_of_the_repeated_decisions():
+    env = StepSkipWrapper.wrap(random_walk_env(), n_steps=2)
+    env.env.core_env = Leaving()
+    env.reset()
+    action = {"push": np.zeros(3, np.float32)}
+    assert env.step(action)[3] == {}
+    assert not env.is_actor_done()
+    assert env.step(action)[3] == {ACTORS_DONE_KEY: [0, 1]}
+    assert env.is_actor_done()
 
 
 def test_the_noop_action_is_that_of_the_action_conversion():

@@ -17,7 +17,7 @@ from maze.console.streams import lasting_console
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.networks import resolve_device
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import TorchModel
+from maze.core.agent.torch_model import TargetNetworks, TorchModel
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
@@ -581,6 +581,9 @@ class EpochTrainer(Trainer, ABC):
         else:
             is_policy_alone = set(state_dict) == set(self.policy.state_dict())
             load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
+        for part in self._parts().values():
+            if isinstance(part, TargetNetworks):  # else the first targets would be those of the initial weights
+                part.update(1.0)
         self.evaluated_epoch = None
         self._initial_policy = None
 

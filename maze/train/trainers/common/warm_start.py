@@ -69,7 +69,7 @@ def start_warm(trainer: Any, run: BackendRunner, section: Mapping[str, Any]) -> 
     if not config.policy:
         return
     learner: Any = getattr(trainer, "policy", None)
-    if not hasattr(learner, "compute_policy_output") or learner.is_recurrent or trainer.config.name == "dqn":
+    if not hasattr(learner, "compute_policy_output") or learner.is_recurrent or _has_values(learner):
         raise ConfigError(
             "warm_start.policy: cloning needs a policy with probabilities of actions and without hidden states, found "
             f"that of {type(trainer).__name__}. Use A2C, PPO, IMPALA, SAC or ES, and `model.recurrence=true` with "
@@ -84,6 +84,12 @@ def start_warm(trainer: Any, run: BackendRunner, section: Mapping[str, Any]) -> 
         rollouts.env.close()
     name = type(demonstrator).__name__
     logger.info("Warm start: the policy gives the actions of %s a probability of %.3f.", name, share)
+
+
+def _has_values(learner: TorchPolicy) -> bool:
+    """Return whether logits are values of actions, as those of DQN and CQL are."""
+    mapper = learner.distribution_mapper
+    return any((mapper.describe_head(head) or {}).get("is_greedy") for head in mapper.action_heads)
 
 
 def clone_policy(
@@ -118,7 +124,7 @@ def clone_policy(
         for substeps in parts:
             order = torch.randperm(len(next(iter(substeps[0].action.values()))), generator=generator)
             for rows in torch.split(order, config.batch_size):
-                batch = [substep.rows(rows) for substep in substeps]
+                batch = [substep.rows(rows.to(learner.device)) for substep in substeps]
                 outputs = [learner.compute_substep_policy_output(one.observation, one.actor_id) for one in batch]
                 pairs = zip(outputs, batch, strict=True)
                 log_prob = torch.stack([output.prob_dist.joint_log_prob(one.action) for output, one in pairs]).mean()

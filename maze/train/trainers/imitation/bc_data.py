@@ -67,6 +67,7 @@ class StepBatches:
         if seed is not None:
             self.generator.manual_seed(seed)
         bounds = {step_key: ActionBounds(space) for step_key, space in (action_spaces_dict or {}).items()}
+        self._device = device
         self._columns = _stacked(dataset, device, bounds)
 
     def __len__(self) -> int:
@@ -80,7 +81,7 @@ class StepBatches:
     def _batch(self, steps: torch.Tensor) -> Batch:
         observations, actions, actors = [], [], []
         for actor, columns in self._columns.items():
-            rows = self._rows(columns, steps)
+            rows = self._rows(columns, steps).to(self._device)
             if len(rows) == 0:
                 continue
             observations.append({key: column.index_select(0, rows) for key, column in columns.observations.items()})

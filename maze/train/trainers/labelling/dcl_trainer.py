@@ -153,8 +153,8 @@ class DCL(LabellingTrainer):
             each.seed(self._seed())
         act, config, done_before = acting(policy), self.config, self._planned.n_decisions
         groups, n_steps = self._decisions(act)
-        horizons = [each for each in (config.horizon, self._limit and self._limit - n_steps) if each is not None]
-        simulate = BranchSimulator(self._planned, act, min(horizons, default=None), self._value)
+        simulate = BranchSimulator(self._planned, act, config.horizon, self._value)
+        simulate.limit = self._limit and self._limit - n_steps
         planner = Planner(simulate, config.scenarios, config.confidence, chance=self.copies.chance, is_for_each=True)
         for group in groups:
             self._label_group(group, policy, act, planner)

@@ -1,5 +1,7 @@
 """What is cloned at the beginning of a training."""
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -13,7 +15,10 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.trainers.common.warm_start import WarmStart, clone_policy
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.warm_start import WarmStart, clone_policy, start_warm
+from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
+from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig
 
 
 class Nothing(gym.Env):
@@ -77,3 +82,11 @@ def test_actions_that_were_never_taken_keep_the_probability_of_the_entropy_regul
 def test_a_weight_below_zero_is_refused():
     with pytest.raises(ConfigError, match=r"warm_start\.entropy_coef: expected a number of at least 0"):
         WarmStart(entropy_coef=-0.1)
+
+
+@pytest.mark.parametrize("config", [DQNAlgorithmConfig(), CQLConfig()])
+def test_values_of_actions_are_not_cloned(config: AlgorithmConfig):
+    mapper = DistributionMapper(GymMazeEnv(Nothing()).action_space, list(config.distributions))
+    trainer = SimpleNamespace(policy=TorchPolicy({0: Biases()}, mapper, "cpu"), config=config)
+    with pytest.raises(ConfigError, match="cloning needs a policy with probabilities of actions"):
+        start_warm(trainer, None, {"policy": AlwaysTwo()})

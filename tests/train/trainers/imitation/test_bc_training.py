@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from hydra import compose, initialize_config_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.structured_env import ActorID
@@ -86,6 +87,23 @@ def test_cloning_reduces_the_distance_to_the_demonstrations(make_env):
     recorder.evaluate(trainer.policy)
     trainer.train(recorder, n_epochs=20)
     assert recorder.losses[-1] < recorder.losses[0]
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations on tensors of several devices, as CUDA does."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        devices = {one.device for one in args if isinstance(one, torch.Tensor)}
+        assert len(devices) < 2, f"{operation} of tensors on {devices}"
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make_env", [counting_env, coming_and_going_env])
+def test_minibatches_are_selected_where_the_data_are(make_env):
+    with OneDevice():
+        batches = StepBatches(recorded(make_env), 4, shuffle=True, device="meta", seed=1)
+        for observations, actions, _ in batches:
+            assert {tensor.device.type for part in (*observations, *actions) for tensor in part.values()} == {"meta"}
 
 
 @pytest.mark.parametrize("make_env", ENVS)

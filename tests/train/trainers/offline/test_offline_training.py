@@ -253,6 +253,17 @@ def test_a_value_follows_a_truncation_and_not_a_termination() -> None:
         assert batch.actions["valve"].flatten().tolist() == [-0.5] * 4  # 0 between -2 and 6
 
 
+def test_a_run_that_begins_with_weights_has_targets_of_these_weights() -> None:
+    offline, earlier = (trainer(CQL, CQLConfig(), structured_log(3), STRUCTURED) for _ in range(2))
+    assert isinstance(offline, CQL)
+    for parameter in weights(earlier.model.networks.values()):
+        parameter += 1.0
+    offline.load_state_dict(earlier.state_dict())
+    targets = weights(offline.target_networks.values())
+    for target, loaded in zip(targets, weights(earlier.model.networks.values()), strict=True):
+        assert torch.equal(target, loaded)
+
+
 def test_unsupported_training_setups_are_refused_with_their_key() -> None:
     data = structured_log(3)
     data.tables["pick"].observations["mask"][:] = [1, 0, 0]
