@@ -69,7 +69,7 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     :param at_least: Smallest value allowed.
     :raises ConfigError: It is not a whole number, or too small.
     """
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < at_least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
         raise ConfigValueError(f"{key}: expected a whole number of at least {at_least}, found {value!r}.")
     return int(value)
 
@@ -87,7 +87,7 @@ def positive_number(key: str, value: Any) -> float:
 def _number(
     key: str, value: Any, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
 ) -> float:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
     is_high = is_number and (value > minimum if above else value >= minimum)
     if not is_high or not (value < maximum if below else value <= maximum):
         lower = f"{'above' if above else 'of at least'} {minimum:g}"
