@@ -142,6 +142,23 @@ def test_a_statistic_is_found_among_values_of_steps_or_episodes():
         statistic_source("peak")
 
 
+DEFINITION = """
+class CellEvents:
+    @define_epoch_stats(np.mean)
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def scrap(self, value):
+        pass
+"""
+
+
+def test_events_may_be_defined_again_as_in_notebooks():
+    for value in (1.0, 2.0):
+        exec(DEFINITION, globals())
+        event = globals()["CellEvents"].scrap
+        assert statistic_source("scrap").of({LogStatsKey(event, None, None): value}) == value
+
+
 def test_a_ratio_of_two_statistics():
     constraint = Constraint.parse("wear  per fault >= 0.5")
     assert (constraint.name, constraint.per, constraint.sign, constraint.bound) == ("wear", "fault", ">=", 0.5)
