@@ -61,6 +61,23 @@ ENTRIES = {
         "average_cost",
         500,
     ),
+    "lost_sales_context": Entry(
+        "lost sales, 32 settings as context",
+        ("+experiment=lost_sales_context_ppo", "algorithm.n_epochs=10", "algorithm.epoch_length=20"),
+        "base-stock by context",
+        "context_base_stock",
+        "average_cost",
+        512,
+        ("env.instances=grid",),
+    ),
+    "bin_packing": Entry(
+        "online bin packing, uniform items",
+        ("+experiment=bin_packing_ppo", "algorithm.n_epochs=4"),
+        "best fit",
+        "packing_rule",
+        "excess_percent",
+        100,
+    ),
     "criss_cross": Entry(
         "criss-cross network, balanced medium load",
         (
