@@ -168,8 +168,8 @@ def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
     return known
 
 
+# Flags of OmegaConf's containers that prevent conversion and copies of objects.
 _FLAGS = {"allow_objects": True, "no_deepcopy_set_nodes": True}
-"""Flags of OmegaConf's containers that prevent conversion and copies of objects."""
 
 
 def is_plain(value: Any) -> bool:

@@ -31,8 +31,8 @@ from maze.runner import Runner
 from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.common.training_runner import TrainingRunner
 
+# Pattern of ids of gymnasium environments, as opposed to options of the group `env`.
 _GYM_ID = re.compile(r"-v\d+$|[:/]")
-"""Pattern of ids of gymnasium environments, as opposed to options of the group `env`."""
 ROLLOUT_SECTIONS = ("env", "wrappers", "model", "critic", "policy", "seeding", "runner", "input_dir", "log_base_dir")
 """Sections whose overrides also apply to rollouts."""
 

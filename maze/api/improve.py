@@ -45,55 +45,55 @@ if TYPE_CHECKING:
 COST = "ms_per_decision"
 """Measure of the time in which a policy decides, in milliseconds of wall time."""
 HEURISTIC, DCL, SELF_LABELLING, PPO = "heuristic", "dcl", "self_labelling", "ppo"
+# Located when a command creates runs: run contexts import this module.
 _RUN_CONTEXT = "maze.api.run_context.RunContext"
-"""Located when a command creates runs: run contexts import this module."""
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
 another training run, which gets the rest."""
+# Shares of the budget that are reserved for the confirmation, which also gets what is left: while there is no
+# candidate; at most; and at most where a candidate needs them for the fewest episodes of a confirmation.
 _LEAST_CONFIRMATION, _MOST_CONFIRMATION, _SLOW_CONFIRMATION = 0.15, 0.4, 0.65
-"""Shares of the budget that are reserved for the confirmation, which also gets what is left: while there is no
-candidate; at most; and at most where a candidate needs them for the fewest episodes of a confirmation."""
 LEAST_EPISODES = 20
 """Common episodes at least. They only determine the order in which candidates are confirmed."""
 LEAST_CONFIRMING, _MOST_CONFIRMING = 50, 5
 """Episodes of the confirmation at least, and at most (times `n_episodes`). With 50, at most 8 % of candidates at the
 margin pass where all episodes differ, and a quarter where only rare losses do (`benchmarks/intervals.py`)."""
+# Episodes of the confirmation of the best candidate so far, for which time is reserved.
 _WANTED_CONFIRMING = 75
-"""Episodes of the confirmation of the best candidate so far, for which time is reserved."""
+# Share of the time for confirmations that a candidate gets while others follow.
 _FIRST_CANDIDATE = 0.6
-"""Share of the time for confirmations that a candidate gets while others follow."""
+# Share of an update, or of a generation, by which training may exceed its time.
 _ROUNDING = 0.2
-"""Share of an update, or of a generation, by which training may exceed its time."""
+# Seconds below which no training run is started.
 _LEAST_TRAINING = 2.0
-"""Seconds below which no training run is started."""
+# Scenarios of planned decisions at least, before the number of episodes is reduced, and at most.
 _FEWEST, _USUAL, _MOST = 8, 32, 512
-"""Scenarios of planned decisions at least, before the number of episodes is reduced, and at most."""
+# Candidates of planned decisions at most, and where decisions are slow.
 _CANDIDATES, _FEW_CANDIDATES = 64, 8
-"""Candidates of planned decisions at most, and where decisions are slow."""
+# Least share of the budget for the episodes of a trained policy.
 _EPISODES_SHARE = 0.05
-"""Least share of the budget for the episodes of a trained policy."""
+# Factor by which episodes may take more time than planned.
 _OVERRUN = 1.5
-"""Factor by which episodes may take more time than planned."""
+# Share of the time of a planning policy that is spent on the decisions of its episodes.
 _SHARE_OF_SIMULATION = 0.85
-"""Share of the time of a planning policy that is spent on the decisions of its episodes."""
+# Horizons that are compared; the last one only in arrays, which are fast.
 _HORIZONS, _LAST_HORIZON = (5, 10, 20, 40), 160
-"""Horizons that are compared; the last one only in arrays, which are fast."""
+# Horizon where none is shown to gain, as long as it leaves time for enough scenarios.
 _USUAL_HORIZON = 20
-"""Horizon where none is shown to gain, as long as it leaves time for enough scenarios."""
 _PILOT_SCENARIOS, _PILOT_CANDIDATES = 16, 4
 _WARM_START_STEPS = 20_000
+# Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced.
 _LEAST_STATES, _WANTED_STATES = 200, 5000
-"""Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced."""
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _GENERATIONS = 2
+# Episodes that select the best generation of `dcl`.
 _EVALUATION_EPISODES = 32
-"""Episodes that select the best generation of `dcl`."""
+# Share of the time of a generation of `dcl` that one of its updates takes.
 _UPDATE_SHARE = 0.01
-"""Share of the time of a generation of `dcl` that one of its updates takes."""
+# Share of the budget in which the time of a decision is measured; twice as much for the horizon.
 _PILOT_SHARE = 0.02
-"""Share of the budget in which the time of a decision is measured; twice as much for the horizon."""
 
 
 class BudgetSpentError(MazeError):
@@ -387,8 +387,8 @@ class ImproveRunner(runners.EvaluationRunner):
         self._further_seeds = seeds.episode_seeds(_MOST_CONFIRMING * self.n_episodes)
         self._rungs: list[Rung] = []
         self._failures: dict[str, str] = {}
+        # Number of episodes that all policies play.
         self._common = self.n_episodes
-        """Number of episodes that all policies play."""
         self._candidates, self._chooses_horizon = _CANDIDATES, self.horizon is None
 
     @override(Runner)

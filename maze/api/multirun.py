@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Fields of a result that are the index of its row, separate columns, or a table.
 _NO_COLUMNS = ("number", "overrides", "epochs")
-"""Fields of a result that are the index of its row, separate columns, or a table."""
 
 _IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 

@@ -132,8 +132,8 @@ class TrainingRun:
         self._generators = GlobalGenerators()
         self._policy: TorchPolicy | None = None
         self._env_factory: Callable[[], Any] | None = None
+        # Reason why the run cannot be trained further.
         self._end: str | None = None
-        """Reason why the run cannot be trained further."""
         seeding = self.cfg.get("seeding") or {}
         seeds: dict[str, Any] = {key: seeding.get(key) for key in ("env_base_seed", "agent_base_seed")}
         self.result = RunResult(loaded.number, dict(loaded.swept), **seeds)

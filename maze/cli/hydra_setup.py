@@ -252,8 +252,8 @@ def _is_bare(text: str) -> bool:
 
 
 SECTION = "wrappers"
+# Prefix of a packed key for each kind of override: change, remove, add.
 _MARKS = {"": "$", "~": "$-", "+": "$$"}
-"""Prefix of a packed key for each kind of override: change, remove, add."""
 _OVERRIDE = re.compile(rf"^(?P<sign>[+~]*){SECTION}\.(?P<path>[\w.-]+)(?P<value>(=.*)?)$", re.DOTALL)
 _SHELF = re.compile(r"^(?P<choice>policy(@(?P<package>[\w.]+))?)='?(?P<name>shelf:\w+)'?$")
 _PACKED = re.compile(rf"^\+\+{SECTION}\.(?P<mark>\$[$-]?)(?P<path>[\w$-]+)(?P<value>=.*)$", re.DOTALL)

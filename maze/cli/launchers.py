@@ -165,8 +165,8 @@ class Jobs:
     def __init__(self, launcher: LocalLauncher, session: ExitStack) -> None:
         self._launcher, self._session = launcher, session
         self._pool = ThreadPoolExecutor(max_workers=MOST_JOBS)
+        # Number, start and handle of each running job.
         self._jobs: dict[Future[JobReturn], tuple[int, float, Any]] = {}
-        """Number, start and handle of each running job."""
 
     def __enter__(self) -> Self:
         return self

@@ -95,6 +95,7 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+# Pattern and reader of each kind of file; a reader raises an error for a damaged one.
 _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("*.pt", _read_state),
     ("spaces_config.pkl", SpacesConfig.load),
@@ -106,7 +107,6 @@ _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("run.json", _read_json),
     (run_summary.PROGRESS_OF_RLLIB, _read_json),
 )
-"""Pattern and reader of each kind of file; a reader raises an error for a damaged one."""
 
 
 SHELF_HEADER = ("name", "problem", "KPI", "policy", "95 % interval", "heuristic", "95 % interval", "kB")

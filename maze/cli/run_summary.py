@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from maze.report.run_page import ReportWriter, RunFacts
 
 PROGRESS_OF_RLLIB = "rllib_progress.json"
+# Options that configure all environments of a package.
 _BY_NAME = ("gym_env", "atari", "pettingzoo")
-"""Options that configure all environments of a package."""
 _GROUPS = ("env", "wrappers", "model", "critic", "algorithm", "rllib/algorithm", "runner", "rllib/runner", "experiment")
 _SHOWN_VERSIONS = ("maze-rl", "python", "torch", "numpy", "gymnasium")
 _CLASS_SUFFIX = "AlgorithmConfig"

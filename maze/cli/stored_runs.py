@@ -24,14 +24,14 @@ from maze.core.utils.import_guard import NEVER_WHOLE
 from maze.serve.bundle import SHELF, PolicyBundle
 
 TRUST = "--trust"
+# Root configurations with a default environment.
 _ROOTS = ("conf_rollout", "conf_train")
-"""Root configurations with a default environment."""
+# Overrides that name a section.
 _NAMING = {
     "env": re.compile(r"env([.=@]|$)"),
     "wrappers": re.compile("wrappers([=@]|$)"),  # single wrappers are added to those of the run
     "model": re.compile(r"(model|critic|policy\.model|env_model)([.=@]|$)"),
 }
-"""Overrides that name a section."""
 
 
 def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:

@@ -29,12 +29,12 @@ _NAMED_ROWS = {
     LENGTH: (f"{_REWARD}mean_step_count", None),
 }
 _MOST_KPIS, _MOST_OF_LEARNING, _MOST_OF_BOTH = 3, 3, 5
+# Endings of the names of events about learning, the most informative first.
 _LEARNING = ("loss", "accuracy", "deviation", "entropy", "epsilon", "approx_kl", "_norm", "ratio")
-"""Endings of the names of events about learning, the most informative first."""
 _MOST_GROUPS = 3
 _WIDEST = 120
+# Seconds between two updates of a live line.
 _REFRESHED = 0.2
-"""Seconds between two updates of a live line."""
 
 
 class Progressed(NamedTuple):
@@ -332,14 +332,14 @@ class TrainingProgress:
         self.steps_per_update = steps_per_update
         self._console = active_console()
         self._start = self._epoch_start = time.perf_counter()
+        # Taken in the epoch by this process.
         self._n_steps = self._n_updates = 0
-        """Taken in the epoch by this process."""
         self._epoch, self._update = 0, 0
+        # Number of completed epochs at the start of this process.
         self._begun_at: float | None = None
-        """Number of completed epochs at the start of this process."""
         self._refreshed = 0.0
+        # The epoch that has ended and has not been evaluated yet.
         self._waiting: Progressed | None = None
-        """The epoch that has ended and has not been evaluated yet."""
         self._line = live_line()
 
     def start_epoch(self, epoch: int, update: int = 0) -> None:

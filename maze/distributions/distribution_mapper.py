@@ -23,6 +23,7 @@ from maze.distributions.multi_categorical import (
 from maze.distributions.samplers import HeadDescription
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
+# Name of the sampler, and whether it always samples the greedy action.
 _DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
     BernoulliProbabilityDistribution: ("bernoulli", False),
     BetaProbabilityDistribution: ("beta", False),
@@ -33,7 +34,6 @@ _DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
     MultiCategoricalProbabilityDistribution: ("multi_categorical", False),
     SquashedGaussianProbabilityDistribution: ("squashed_gaussian", False),
 }
-"""Name of the sampler, and whether it always samples the greedy action."""
 
 
 class DistributionMapper:

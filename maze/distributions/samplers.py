@@ -30,8 +30,8 @@ HeadDescription = Mapping[str, Any]
 _TINY = np.finfo(np.float64).tiny
 _EPS = np.finfo(np.float32).eps
 _MASKED = np.finfo(np.float32).min
+# A sum of squares below this is one of finite numbers, of which none masks a choice.
 _UNSUSPICIOUS = 1e12
-"""A sum of squares below this is one of finite numbers, of which none masks a choice."""
 """Masks put this in the place of a logit."""
 
 
@@ -174,6 +174,7 @@ class _Beta(_Bounded):
         return self._inside(scaled)
 
 
+# By name of the distribution.
 _SAMPLERS: Mapping[str, Callable[[HeadDescription], Sampler]] = {
     "categorical": _Categorical,
     "multi_categorical": _MultiCategorical,
@@ -182,7 +183,6 @@ _SAMPLERS: Mapping[str, Callable[[HeadDescription], Sampler]] = {
     "squashed_gaussian": _SquashedGaussian,
     "beta": _Beta,
 }
-"""By name of the distribution."""
 
 
 def choice_probabilities(head: HeadDescription, logits: Array, temperature: float = 1.0) -> list[Array]:

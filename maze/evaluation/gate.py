@@ -29,8 +29,8 @@ _CVAR = "_cvar"
 MARGIN = 0.02
 MIN_EPISODES = 200
 """Smallest number of episodes for measures without a known range, see `benchmarks/intervals.py`."""
+# Tolerance for rounding errors of means, relative to them.
 _ROUNDING = 1e-9
-"""Tolerance for rounding errors of means, relative to them."""
 
 
 @dataclass(frozen=True)

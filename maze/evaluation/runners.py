@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 COMPARISON_FILE, EPISODES_FILE, PAGE_FILE = "comparison.csv", "episodes.csv", "report.html"
 CONTEXTS_FILE, TAILS_FILE = "contexts.csv", "tails.csv"
 EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
+# Key of an entry of `policies` that lists several runs.
 _RUNS = "trainings"
-"""Key of an entry of `policies` that lists several runs."""
+# Rank of the chosen episode, the lowest return first, as a share of the last rank.
 _CHOICES = {"best": 1.0, "worst": 0.0, "median": 0.5}
-"""Rank of the chosen episode, the lowest return first, as a share of the last rank."""
+# Policy of a replay, which only needs the environment.
 _PLACEHOLDER = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
-"""Policy of a replay, which only needs the environment."""
 
 
 @dataclass(kw_only=True)

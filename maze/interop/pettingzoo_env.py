@@ -31,8 +31,8 @@ from maze.core.wrappers import maze_gym_env_wrapper
 from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted, import_modules
 
 _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
+# Largest number of agents whose returns are KPIs.
 _MOST_RETURNS = 16
-"""Largest number of agents whose returns are KPIs."""
 
 
 def as_aec(env: Any) -> Any:
@@ -376,19 +376,19 @@ class PettingZooCoreEnv(CoreEnv):
 
     def _begin_episode(self) -> None:
         self._agent = next(iter(self._actors))
+        # The only agent that the policy acts for; `None`: all agents.
         self._learner: str | None = None
-        """The only agent that the policy acts for; `None`: all agents."""
+        # Agents that have terminated or were truncated.
         self._over: set[str] = set()
-        """Agents that have terminated or were truncated."""
+        # Agents that have acted in this environment step.
         self._acted: set[str] = set()
-        """Agents that have acted in this environment step."""
         self._n_decisions = 0
+        # Number of the decision that began this environment step.
         self._first_of_step = 0
-        """Number of the decision that began this environment step."""
+        # Number of the latest decision in the episode, by agent.
         self._decisions: dict[str, int] = {}
-        """Number of the latest decision in the episode, by agent."""
+        # Rewards of each decision since the last complete step, by its number.
         self._earned: dict[int, float] = {}
-        """Rewards of each decision since the last complete step, by its number."""
         self._returns = dict.fromkeys(self._actors, 0.0)
         self._is_step_complete = True  # no step has begun
         self._is_actor_done = False

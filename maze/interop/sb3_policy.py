@@ -128,8 +128,8 @@ class SB3Policy(Policy):
                 raise _needs_pickle(Path(normalization), "it is a pickle of VecNormalize")
             with Path(normalization).open("rb") as file:
                 self._normalization = pickle.load(file)
+        # By environment (its context) and actor the number of the episode and the state of a recurrent policy.
         self._states: WeakKeyDictionary[Any, dict[ActorID | None, tuple[int, Any]]] = WeakKeyDictionary()
-        """By environment (its context) and actor the number of the episode and the state of a recurrent policy."""
         self._generator = torch.Generator()
         self._generator.seed()
 

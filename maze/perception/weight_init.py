@@ -16,8 +16,8 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
 
+# Numbers from which NumPy's tanh, called through Python, is faster than torch's.
 _MANY = 2**13
-"""Numbers from which NumPy's tanh, called through Python, is faster than torch's."""
 
 
 def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn.Module]:

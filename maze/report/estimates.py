@@ -22,8 +22,8 @@ Bounds = tuple[float, float]
 
 _UPPER = 0.975
 _N_DRAWS = 2000
+# Distance of the added value from the worst one, relative to the distance of the worst one from the mean.
 _BEYOND = 0.5
-"""Distance of the added value from the worst one, relative to the distance of the worst one from the mean."""
 
 
 class Estimate(NamedTuple):

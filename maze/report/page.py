@@ -25,8 +25,8 @@ MOST_POINTS = 1000
 CONTENT_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """Content security policy: a page loads nothing from other sites."""
 
+# Largest number of characters on one line of a table, and of a text in a table.
 _WHOLE, _LONGEST = 32, 2000
-"""Largest number of characters on one line of a table, and of a text in a table."""
 
 
 class Tile(NamedTuple):

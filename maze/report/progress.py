@@ -61,10 +61,10 @@ class Progress:
 
     def __init__(self, columns: Iterable[str] = ()) -> None:
         self.paths: dict[str, StatisticsOfPath] = {}
+        # Index of the column of each statistic, in order of the first occurrence.
         self._columns = {name: position for position, name in enumerate(columns)}
-        """Index of the column of each statistic, in order of the first occurrence."""
+        # Completed rows as text, with their numbers of columns.
         self._lines: list[tuple[int, str]] = []
-        """Completed rows as text, with their numbers of columns."""
         self._open: dict[str, tuple[int, float, float, dict[str, float]]] = {}
 
     def add(self, path: str | None, step: int, seconds: float, env_steps: float | None, stats: LogStats) -> None:

@@ -18,13 +18,13 @@ from maze.tracking.tracker import FAILED, FINISHED, INTERRUPTED, TrackedRun, Tra
 
 DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
 _STATES = {FINISHED: "FINISHED", INTERRUPTED: "KILLED", FAILED: "FAILED"}
+# Limits of one request; maximum length of a parameter.
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 500
-"""Limits of one request; maximum length of a parameter."""
+# Defaults of environment variables: MLflow's own would delay a run for minutes if its server is not reachable.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
-"""Defaults of environment variables: MLflow's own would delay a run for minutes if its server is not reachable."""
 _LOCK_TIMEOUT = 120.0
+# Seconds between two requests: a request takes a database as long as dozens of numbers.
 _INTERVAL = 10.0
-"""Seconds between two requests: a request takes a database as long as dozens of numbers."""
 
 
 class MlflowTracker(Tracker):

@@ -15,8 +15,8 @@ from maze.core.log_stats.stats_format import sample_values
 from maze.tracking.tracker import CHECKPOINTS, FAILED, INTERRUPTED, TrackedRun, Tracker
 
 _N_BINS = 64
+# Seconds to wait for a server that does not respond.
 _INIT_TIMEOUT = 60.0
-"""Seconds to wait for a server that does not respond."""
 _EXIT_CODES = {INTERRUPTED: 130, FAILED: 1}
 
 

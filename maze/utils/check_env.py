@@ -60,15 +60,15 @@ REMEDIES: Mapping[str, str] = {
 }
 """Remedy for each kind of finding."""
 
+# Sub-steps before a copy is made, an odd number so that copies are made in mid-step as well, and after it.
 _N_STEPS_BEFORE, _N_STEPS_AFTER = 25, 50
-"""Sub-steps before a copy is made, an odd number so that copies are made in mid-step as well, and after it."""
+# Futures, and episodes, that are compared with each other.
 _N_FUTURES = 4
-"""Futures, and episodes, that are compared with each other."""
 _N_STATES = 12
+# Number of continuations tried before an action counts as impossible.
 _N_TRIALS = 8
-"""Number of continuations tried before an action counts as impossible."""
+# Number of allowed and of forbidden actions tried in each state.
 _N_ACTIONS = 12
-"""Number of allowed and of forbidden actions tried in each state."""
 
 IsInvalid = Callable[[Any, float, Mapping[Any, Any]], bool]
 
@@ -664,8 +664,8 @@ class _Trials:
         self._is_invalid = is_invalid
         env = subject.make_env()
         usual = (_signals(env, transition) for transition in subject.play(env, subject.n_steps))
+        # Signals that occur with allowed actions.
         self._usual = set[Any]().union(*usual)
-        """Signals that occur with allowed actions."""
 
     def some(self, values: np.ndarray) -> list[int]:
         """Draw some of the values."""

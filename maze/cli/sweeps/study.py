@@ -295,8 +295,8 @@ class SweepStudy:
         self._path = directory / STUDY_FILE
         self._file = _locked(self._path)
         self._maximize = maximize
+        # Trials in Optuna's storage whose process ended while they were written.
         self._interrupted: list[int] = []
-        """Trials in Optuna's storage whose process ended while they were written."""
         self.settings: dict[str, Any] = {}
         self._is_new = b"\n" not in self._file.read()
         if self._is_new:

@@ -105,10 +105,10 @@ class SweepInProgress:
         self.waiting: deque[tuple[SweepTrial, int | None]] = deque()
         self.open_trials: dict[int, SweepTrial] = {}
         self._table_written = -math.inf
+        # Epochs reported to the search, by run.
         self._epochs: dict[int, int] = {}
-        """Epochs reported to the search, by run."""
+        # State of runs when the pruner ended them.
         self._pruned: dict[int, SweepRun] = {}
-        """State of runs when the pruner ended them."""
 
     def run(self) -> list[TrialResult]:
         """Run the remaining trials.

@@ -14,8 +14,8 @@ from maze.core.env.structured_env import ActorID
 class DummyCartPolePolicy(Policy):
     """Balance the pole by pushing towards the side to which it is about to fall, and drift back to the centre."""
 
+    # Of cart position, cart velocity, pole angle, pole angular velocity.
     _gains = np.array([0.05, 0.25, 2.0, 1.0])
-    """Of cart position, cart velocity, pole angle, pole angular velocity."""
 
     @override(Policy)
     def compute_action(

@@ -18,8 +18,8 @@ StateSizes = Callable[["ActorID | None"], Mapping[str, int]]
 """How large the states of an actor's network are, by state key."""
 StatesOfActor = dict[str, np.ndarray]
 """Hidden states `[n_envs, size]` by state key."""
+# By actor: step of the simulation of its latest evaluation, and its states before it.
 _Evaluations = dict["ActorID | None", tuple[int, StatesOfActor]]
-"""By actor: step of the simulation of its latest evaluation, and its states before it."""
 
 
 class HiddenStates:

@@ -313,11 +313,11 @@ class ActionHeads:
         self._where = f"policy.networks[{name}]"
         self._rng = rng
         mapper = distribution_mapper
+        # Name, sampler, and how the logits split into categorical choices.
         self._heads = [
             (head, _sampler_for(head, mapper, torch_generator), _categorical_sizes(head, mapper))
             for head in mapper.action_heads
         ]
-        """Name, sampler, and how the logits split into categorical choices."""
 
     def act(
         self,

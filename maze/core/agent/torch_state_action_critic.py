@@ -85,8 +85,8 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         self.target_networks: dict[Any, nn.ModuleList] = {}
         pairs = {key: nn.ModuleList([first[key], second[key]]) for key in first}
         super().__init__(pairs, device, "critic.networks")
+        # Action heads that each critic judges.
         self._heads_of: dict[Any, spaces.Dict] = action_spaces_dict
-        """Action heads that each critic judges."""
         self.target_networks = {key: copy.deepcopy(pair).eval() for key, pair in self.networks.items()}
         for pair in self.target_networks.values():
             pair.requires_grad_(False)

@@ -143,8 +143,8 @@ class Session:
         self._thread = threading.Thread(
             target=context.run, args=(_run, executor, self._actions), name="maze-agent-deployment", daemon=True
         )
+        # Restores the environment.
         self._replaced = ExitStack()
-        """Restores the environment."""
         _replace_simulation(env, maze_env, self._core_env, num_candidates, watch, self._replaced)
 
     def exchange(self, update: StateUpdate | None, actor_id: ActorID | None = None) -> Any:

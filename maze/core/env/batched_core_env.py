@@ -19,17 +19,17 @@ from maze.core.env.context import CONTEXT, GRID, Context, InstanceSet, InstanceS
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 
+# Number of random numbers that are generated at once.
 _BLOCK = 512
-"""Number of random numbers that are generated at once."""
 
+# An array, because a number would be converted at each use.
 _ONE = np.array(1)
-"""An array, because a number would be converted at each use."""
 
 _WORD = 2**64 - 1
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 _DRAWS_OF_STEP = np.uint64(2**32 - 1)
+# Keeps the numbers of a planner apart from those of an environment with the same seed.
 _FUTURE = 0x6D617A655F706C61
-"""Keeps the numbers of a planner apart from those of an environment with the same seed."""
 
 
 def _mixed(word: int) -> int:
@@ -69,8 +69,8 @@ class RowGenerators:
         self._has_scenarios = False
         self._is_scenario = np.zeros(n_rows, np.bool_)
         self._keys = np.zeros(n_rows, np.uint64)
+        # By row of a scenario, the step in the upper and the numbers taken in it in the lower 32 bits.
         self._counters = np.zeros(n_rows, np.uint64)
-        """By row of a scenario, the step in the upper and the numbers taken in it in the lower 32 bits."""
 
     def seed(self, row: int, seed: int) -> None:
         """Seed the generator of a row.

@@ -36,8 +36,8 @@ CoreEnvType = TypeVar("CoreEnvType", bound=CoreEnv)
 T = TypeVar("T")
 ActionType = Any
 
+# Number of observations of each sub-step that are checked; a check of all would be too slow.
 _N_CHECKED_OBSERVATIONS = 3
-"""Number of observations of each sub-step that are checked; a check of all would be too slow."""
 
 
 class MazeEnv(

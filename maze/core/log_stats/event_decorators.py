@@ -197,8 +197,8 @@ def _own_definition(event: Callable[..., Any]) -> EventDefinition:
     return definition
 
 
+# The names of the statistics that were defined with the same name.
 _Names = dict[str | None, list[str | None]]
-"""The names of the statistics that were defined with the same name."""
 
 
 def _named(stats: list[StatsDefinition]) -> tuple[list[StatsDefinition], _Names]:

@@ -45,8 +45,8 @@ class LogStatsKey(NamedTuple):
 LogStats = dict[LogStatsKey, Any]
 """Statistics of a step, an episode or an epoch."""
 
+# Contained in the statistics of every episode.
 _STEP_COUNT = LogStatsKey(BaseEnvEvents.reward, "count", None)
-"""Contained in the statistics of every episode."""
 
 
 class LogStatsLevel(Enum):
@@ -86,8 +86,8 @@ class LogStatsAggregator(LogStatsConsumer):
         self._consumers: list[LogStatsConsumer] = list(consumers)
         self._slots: dict[tuple[Any, ...], StatsSlot] = {}
         self._touched: list[StatsSlot] = []
+        # Number of steps of each received period; 1 for a step.
         self._lengths: list[int] = []
-        """Number of steps of each received period; 1 for a step."""
         self._deferred: list[Callable[[], None]] = []
 
     def receive_later(self, deliver: Callable[[], None]) -> None:

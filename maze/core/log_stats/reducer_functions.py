@@ -23,27 +23,27 @@ from maze.core.log_stats.event_decorators import StatsDefinition, event_definiti
 Reducer = Callable[[Any], Any]
 
 _LEVELS = ("step", "episode", "epoch")
+# Reducers whose result without the event is 0.
 _COUNTS_OCCURRENCES: tuple[Reducer | None, ...] = (len, sum, np.sum)
-"""Reducers whose result without the event is 0."""
 
+# Reducers of occurrences only: zeros for absent ones would be wrong.
 _OF_OCCURRENCES: tuple[Reducer | None, ...] = (None, len)
-"""Reducers of occurrences only: zeros for absent ones would be wrong."""
 
+# Reducers whose result for an absent event is 0, independent of the length of the period.
 _ZERO_OF_ZEROS: tuple[Reducer | None, ...] = (
     *(len, sum, min, max, statistics.mean, statistics.median),
     *(np.sum, np.mean, np.median, np.min, np.max, np.std, np.var),
 )
-"""Reducers whose result for an absent event is 0, independent of the length of the period."""
 
 
+# Reducers whose cumulative statistics need only the last result, not all values.
 _ADDED, _COMPARED = (sum, np.sum, len), (max, np.max, min, np.min)
-"""Reducers whose cumulative statistics need only the last result, not all values."""
 
+# Reducers that convert lists to arrays, which is slow for long lists.
 _MAKE_ARRAYS = (np.mean, np.std, np.var, np.median)
-"""Reducers that convert lists to arrays, which is slow for long lists."""
 _LONG = 32
+# Whether Python's `sum` of floats adds in order, as for arrays; later versions compensate for rounding.
 _ADDS_IN_ORDER = sys.version_info < (3, 12)
-"""Whether Python's `sum` of floats adds in order, as for arrays; later versions compensate for rounding."""
 
 
 class PassedThrough(list[Any]):
@@ -248,8 +248,8 @@ class StatsSlot:
         self.variant = variant
         self.keys = keys
         self.inputs: dict[str | None, list[Any]] = {stat.input_name: [] for stat in variant.stats}
+        # Arrays of numbers, after the values in `inputs`.
         self._arrays: dict[str | None, list[np.ndarray]] = {}
-        """Arrays of numbers, after the values in `inputs`."""
         self.periods: list[int] = []
         """Periods of the level below with values."""
         self.is_touched = False

@@ -149,8 +149,8 @@ class RolloutReport:
         self._n_episodes = 0
         self.n_cut_off = 0
         """Number of episodes that the rollout truncated."""
+        # Finished episodes whose predecessors have not been reported yet.
         self._early: dict[int, EpisodeStatsReport] = {}
-        """Finished episodes whose predecessors have not been reported yet."""
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
 

@@ -14,8 +14,8 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.rollout.batched_acting import Row
 
+# Sub-steps of an environment step on average; beyond, an environment is taken for one that never completes one.
 _MOST_SUBSTEPS = 1000
-"""Sub-steps of an environment step on average; beyond, an environment is taken for one that never completes one."""
 
 LogitsShapes = Mapping[StepKeyType, Mapping[str, Sequence[int]]]
 

@@ -66,12 +66,12 @@ class RolloutGenerator:
             self._single = SingleEnvRollouts(self.env, *options)
         elif record_next_observations:
             self.env.keep_terminal_observations = True
+        # Observations of the next actions by sub-step key; None before the first reset.
         self._last_observation: Any = None
-        """Observations of the next actions by sub-step key; None before the first reset."""
+        # Hidden states of a recurrent policy.
         self._hidden_states: HiddenStates | None = None
-        """Hidden states of a recurrent policy."""
+        # Hidden states at the begin of the next rollout, if it resumes an earlier run.
         self._saved_hidden_states: Mapping[str, Any] | None = None
-        """Hidden states at the begin of the next rollout, if it resumes an earlier run."""
 
     def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
         """Return the epoch statistics of the environment."""

@@ -34,8 +34,8 @@ from maze.utils.check_env import has_chance
 FIRST_ACTION = "first_action"
 """Every action of the first decision is tried, and continued greedily (Kwon et al. 2020, POMO, NeurIPS 33)."""
 _MOST_STARTS = 4096
+# Number of simulations that are stepped at once.
 _MOST_ROWS = 1024
-"""Number of simulations that are stepped at once."""
 
 Action = Mapping[str, np.ndarray]
 EpisodeSeeds = Sequence[tuple[int, int]]

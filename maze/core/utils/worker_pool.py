@@ -43,10 +43,10 @@ from maze.utils.process import exit_text, preload
 
 logger = logging.getLogger(__name__)
 
+# Seconds that workers may take to close their environments before they are killed.
 _CLOSE_SECONDS = 2.0
-"""Seconds that workers may take to close their environments before they are killed."""
+# Seconds after the time limit of an environment within which native code has to return.
 _HANG_SECONDS = 5.0
-"""Seconds after the time limit of an environment within which native code has to return."""
 _ADVICE_FOR_SIGNALS = {
     -signal.SIGKILL: "The operating system may have run out of memory; fewer environments or workers need less of it.",
     -signal.SIGSEGV: "Native code of an environment crashed.",
@@ -341,8 +341,8 @@ class ProcessPool(TaskPool):
         self._noun, self._item, self._max_restarts = noun, item, max_restarts
         self._makers: dict[str, tuple[Maker, int | None]] = {}
         self._last_slots: dict[int, int] = {}
+        # Latest time of the next answer of workers.
         self._deadlines: dict[int, float] = {}
-        """Latest time of the next answer of workers."""
         self.memory: dict[int, worker_process.SharedMemory] = {}
         """Shared memory of the stored arrays by their size."""
         self._short_calls = {

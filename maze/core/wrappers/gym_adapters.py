@@ -35,8 +35,8 @@ MAX_ITEMS = 32
 """Default number of items of a sequence that are kept."""
 
 _ENCODED = (*LEAVES, spaces.Sequence)
+# Key in the flat dictionary, path to the value, space.
 _Part = tuple[str, tuple[Any, ...], "spaces.Space[Any]"]
-"""Key in the flat dictionary, path to the value, space."""
 
 
 def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None = None) -> Any:

@@ -26,8 +26,8 @@ from maze.core.utils.safe_pickle import safe_load
 from maze.core.wrappers.gym_adapters import ACTION_MASK, MASK_NAMES, InfoActionMask, ResetOptions, reported_mask
 from maze.core.wrappers.gym_conversions import action_leaves, observation_leaves, packed, unpacked
 
+# Types of attributes that are equal in all vector environments of a kind.
 _CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
-"""Types of attributes that are equal in all vector environments of a kind."""
 
 
 class GymBatch(BatchedCoreEnv):
@@ -75,18 +75,18 @@ class GymBatch(BatchedCoreEnv):
         self._mask = action_mask
         self._options = dict(reset_options or {})
         self._specs = dict_specs(self.observation_spaces[0], "observation")
+        # Key and cast of the only observation, if it is not a dictionary.
         self._only = None
-        """Key and cast of the only observation, if it is not a dictionary."""
         if self._kind is None and action_mask is None:
             self._only = next((key, leaf.cast) for key, leaf in self._leaves.items())
         self._shown = {key: np.zeros((self.n_envs, *shape), dtype) for key, (shape, dtype) in self._specs.items()}
+        # Whether the arrays of `_shown` are not shared with the vector environment.
         self._is_own = True
-        """Whether the arrays of `_shown` are not shared with the vector environment."""
+        # Observations of members with a pending autoreset.
         self._first: dict[str, np.ndarray] = {}
-        """Observations of members with a pending autoreset."""
         self._first_pieces: dict[str, np.ndarray] = {}
+        # First observations of the episodes that the vector environment has begun, `[n_ended, ...]`.
         self._after: dict[str, np.ndarray] | None = None
-        """First observations of the episodes that the vector environment has begun, `[n_ended, ...]`."""
         self._next_seed: int | None = None
 
     @property
@@ -98,8 +98,8 @@ class GymBatch(BatchedCoreEnv):
     @elapsed.setter
     def elapsed(self, elapsed: np.ndarray) -> None:
         self._n_steps = 0
+        # Step before the first one of each member's episode; later than the current one during a pending autoreset.
         self._begun = -elapsed
-        """Step before the first one of each member's episode; later than the current one during a pending autoreset."""
 
     @override(BatchedCoreEnv)
     def begin(self, rows: np.ndarray) -> None:

@@ -29,8 +29,8 @@ from maze.core.wrappers.wrapper import Wrapper
 
 T = TypeVar("T")
 
+# Name of an action that is not part of a dictionary.
 _SINGLE_ACTION = "action"
-"""Name of an action that is not part of a dictionary."""
 
 _Head = tuple[str, list[int], Callable[[int], None]]
 

@@ -51,14 +51,14 @@ class StepSkipWrapper(Wrapper[Any]):
         self._begin_episode()
 
     def _begin_episode(self) -> None:
+        # Decisions (numbers) and actions of the actors in the agent's environment step.
         self._actions: dict[Any, tuple[int, Any]] = {}
-        """Decisions (numbers) and actions of the actors in the agent's environment step."""
+        # The decision that each sub-step of the environment follows from.
         self._decisions: list[int] = []
-        """The decision that each sub-step of the environment follows from."""
+        # Per-actor rewards by decision since the agent's last complete step.
         self._earned: dict[int, float] = {}
-        """Per-actor rewards by decision since the agent's last complete step."""
+        # Last decisions of actors that left in the agent's sub-step.
         self._left: set[int] = set()
-        """Last decisions of actors that left in the agent's sub-step."""
         self._n_decisions = 0
         self._is_step_over = True
 

@@ -47,10 +47,10 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self._components: dict[str, Any] = {}
         self._reward: Any = 0.0
         self._has_actors = False
+        # The sub-steps so far of the environment step in progress, if the simulation has several actors.
         self._substeps: list[StateRecord] = []
-        """The sub-steps so far of the environment step in progress, if the simulation has several actors."""
+        # The next actor and its state.
         self._next: tuple[ActorID | None, MazeStateType | None] = (None, None)
-        """The next actor and its state."""
         self._next_seed: int | None = None
 
     def seed(self, seed: Any) -> None:

@@ -347,8 +347,8 @@ class RewardWrapper(Wrapper[EnvType], ABC):
 
     CLONED: ClassVar[tuple[str, ...]] = ("_rewards", "_is_step_over")
 
+    # Original and converted reward of each sub-step of the latest environment step.
     _rewards: tuple[tuple[Any, Any], ...] = ()
-    """Original and converted reward of each sub-step of the latest environment step."""
     _is_step_over = True
 
     @override(Wrapper)

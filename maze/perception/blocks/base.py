@@ -29,8 +29,8 @@ TensorDict: TypeAlias = dict[str, torch.Tensor]
 _SHAPE_INFERENCE_BATCH = 2
 _COMMON_ARGUMENTS = ("in_keys", "out_keys", "in_shapes")
 _SHOWN = (int, float, str, list, type, FunctionType)
+# How layers of torch refuse their inputs.
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
-"""How layers of torch refuse their inputs."""
 
 
 class PerceptionBlock(ABC, nn.Module):

@@ -28,18 +28,18 @@ MODEL_FILE = "model.yaml"
 EMBED_FROM = 65
 """Number of categories from which observations get learned embeddings instead of unit vectors."""
 _EMBEDDING_DIM = 32
+# Largest number of entries of a set whose items are also passed on in their order.
 _MOST_PLACES = 128
-"""Largest number of entries of a set whose items are also passed on in their order."""
+# Largest number of items with attention, whose cost is quadratic.
 _MOST_ATTENDING = 64
-"""Largest number of items with attention, whose cost is quadratic."""
+# Observations with bounds between these are scaled to the first one, so that small differences have an effect.
 _LARGE, _UNBOUNDED = 10.0, 1e6
-"""Observations with bounds between these are scaled to the first one, so that small differences have an effect."""
+# Largest vector that scores of items depend on directly; others act through the latent representation.
 _MOST_DETAILS = 64
-"""Largest vector that scores of items depend on directly; others act through the latent representation."""
+# Smaller images hold codes of their cells, not intensities.
 _GRID_SIZE = 16
-"""Smaller images hold codes of their cells, not intensities."""
+# Prefix of the paths of networks that flatten and concatenate all observations.
 _FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat"
-"""Prefix of the paths of networks that flatten and concatenate all observations."""
 _BLOCKS = "maze.perception.blocks."
 _SCALED = ("feature", "set", "graph")
 

@@ -26,8 +26,8 @@ from maze.perception.models.policies.base_policy_composer import BasePolicyCompo
 
 logger = logging.getLogger(__name__)
 
+# Arguments of composers that configurations do not state.
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
-"""Arguments of composers that configurations do not state."""
 
 Critic: TypeAlias = "TorchStateCritic | TorchStateActionCritic"
 

@@ -128,13 +128,13 @@ def _no_rule(module_name: str, global_name: str) -> Rule:
     raise refuse(f"it names the type {module_name}.{global_name}, which a file of spaces must not contain")
 
 
+# Attributes that describe a space, and are arguments of its type.
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "Box": ("low", "high"),
     "Discrete": ("n", "start", "dtype"),
     "MultiDiscrete": ("nvec", "start", "dtype"),
     "MultiBinary": ("n",),
 }
-"""Attributes that describe a space, and are arguments of its type."""
 
 
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:

@@ -31,10 +31,10 @@ from maze.perception.weight_init import Initialization
 
 _MASKS = "model.action_masks"
 _ITEMS = "model.action_items"
+# Number of rows of a batch below which gathering costs more than it saves.
 _MANY_ROWS = 4096
-"""Number of rows of a batch below which gathering costs more than it saves."""
+# Share of rows of the largest set of a batch up to which gathering pays.
 _SHARE_WORTH_IT = 0.75
-"""Share of rows of the largest set of a batch up to which gathering pays."""
 _GAUSSIAN = (DiagonalGaussianProbabilityDistribution, SquashedGaussianProbabilityDistribution)
 
 
@@ -188,8 +188,8 @@ class ActionHeads:
         self.items = dict(items)
         self._initialization = initialization
         self._log_std = math.log(positive_number("model.initial_std", initial_std))
+        # Heads whose logits are means and logarithms of standard deviations.
         self._gaussian = [h for h in mapper.action_heads if issubclass(mapper.distribution_class(h), _GAUSSIAN)]
-        """Heads whose logits are means and logarithms of standard deviations."""
         self._own_std = [] if state_dependent_std else self._gaussian
         option = "initial_std" if state_dependent_std else "state_dependent_std"
         if not self._gaussian and (initial_std != 1.0 or not state_dependent_std):

@@ -33,8 +33,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 ACTIVATIONS = (nn.ReLU, nn.Tanh, Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
 """The activations that programs know."""
 
+# If a subclass replaces one of them, an inherited description does not apply.
 _COMPUTING_METHODS = ("forward", "normalized_forward", "latent")
-"""If a subclass replaces one of them, an inherited description does not apply."""
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ class TorchPopulation:
 Arrays: TypeAlias = dict[str, Array]
 Rows: TypeAlias = slice | Array
 _ALL = slice(None)
+# Fill a place, with the parameters in some rows.
 _Step: TypeAlias = Callable[[list[Array], Rows], None]
-"""Fill a place, with the parameters in some rows."""
 
 
 class NumpyNetwork:

@@ -138,10 +138,10 @@ class InterruptGuard:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as <malloc.h> numbers them
+# Thresholds of glibc after large blocks were freed.
 _DEFAULTS = {_MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**26}
-"""Thresholds of glibc after large blocks were freed."""
+# Bytes: blocks up to a quarter of a GiB are used again, and up to one GiB is kept for them.
 _KEPT = {_MMAP_THRESHOLD: 2**28, _TRIM_THRESHOLD: 2**30}
-"""Bytes: blocks up to a quarter of a GiB are used again, and up to one GiB is kept for them."""
 
 
 @contextmanager

@@ -76,9 +76,9 @@ _ARRAY, _SCALAR, _PASSED = "__array__", "__scalar__", "__passed__"
 
 _PLAIN = (int, float, str, bool, bytes)
 
+# Smaller arrays are written as bytes: a checkpoint of hundreds of environments has thousands of them, and each tensor
+# in it is an entry of the archive, which takes its time.
 _MOST_BYTES = 4096
-"""Smaller arrays are written as bytes: a checkpoint of hundreds of environments has thousands of them, and each tensor
-in it is an entry of the archive, which takes its time."""
 
 
 def to_plain(value: Any) -> Any:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 FORMAT = "maze-decisions-1"
+# Larger arrays are written in base64.
 _MOST_NUMBERS = 512
-"""Larger arrays are written in base64."""
 
 
 def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:

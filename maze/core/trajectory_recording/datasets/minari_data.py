@@ -178,8 +178,8 @@ def _entries(value: Any, name: str) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {name: value}
 
 
+# Records of the steps, observations with the last one, and actions.
 _Columns = tuple[list[Any], list[Any], list[Any]]
-"""Records of the steps, observations with the last one, and actions."""
 
 
 def _raw(episode: TrajectoryRecord[Any]) -> _Columns:

@@ -14,8 +14,8 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.utils.files import json_with_checksum, open_json, write_whole
 
+# Name of an action that is not a dictionary.
 _SINGLE_ACTION = ""
-"""Name of an action that is not a dictionary."""
 _MAX_ITEM_SIZE = 1 << 16
 
 

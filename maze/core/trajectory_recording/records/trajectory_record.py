@@ -104,8 +104,8 @@ class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
         return sum(reward for record in self.step_records for reward in record.rewards if reward is not None)
 
 
+# Largest number of inspected wrappers.
 _MOST_LAYERS = 100
-"""Largest number of inspected wrappers."""
 
 # Data classes by name, and packages whose data classes are allowed.
 # fmt: off

@@ -65,8 +65,8 @@ _NUMBERS = (int, float, bool, np.number, np.bool_)
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _FIELDS = ("observation", "action")
 _NEED = "Parquet files need pyarrow"
+# Replacements of types that few readers of Parquet support.
 _STORED = {np.dtype(np.float16): np.dtype(np.float32)}
-"""Replacements of types that few readers of Parquet support."""
 
 
 class SubstepRow(NamedTuple):

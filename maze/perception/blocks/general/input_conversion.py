@@ -106,8 +106,8 @@ class CategoryEncodingBlock(FunctionBlock):
         return numbers
 
 
+# A deviation below this share of the mean is rounding noise of float32: the entry is constant.
 _RESOLUTION = 1e-7
-"""A deviation below this share of the mean is rounding noise of float32: the entry is constant."""
 
 
 class RunningNormalizationBlock(FunctionBlock):

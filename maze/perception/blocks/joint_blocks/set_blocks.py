@@ -24,8 +24,8 @@ from maze.perception.program.network_program import Array, ArrayFunction, Functi
 from maze.perception.weight_init import activation_type
 
 _T = TypeVar("_T")
+# Score of a masked item; finite, so that the result is not NaN where all are masked.
 _EXCLUDED = -1e30
-"""Score of a masked item; finite, so that the result is not NaN where all are masked."""
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):
@@ -121,10 +121,10 @@ def _one_by_one(masks: Sequence[_T]) -> list[list[_T]]:
 
 
 _SUM = ArrayFunction(operator.add)
+# Items `[..., n, features]`, zeros where the mask `[..., n]` is not positive.
 _PRESENT = FunctionPair(
     lambda items, mask: items * (mask > 0)[..., np.newaxis], lambda items, mask: items * (mask > 0).unsqueeze(-1)
 )
-"""Items `[..., n, features]`, zeros where the mask `[..., n]` is not positive."""
 _ADDED_TO_ITEMS = FunctionPair(
     lambda items, *vectors: items + reduce(operator.add, vectors)[..., None, :],
     lambda items, *vectors: items + reduce(operator.add, vectors).unsqueeze(-2),

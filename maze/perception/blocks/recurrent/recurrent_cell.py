@@ -197,8 +197,8 @@ class _GRU(Cell):
         return following
 
 
+# Limits of padding: the largest ratio of padded to actual rows, or the largest number of padded rows per step.
 _MOST_PADDED, _MOST_SIDE_BY_SIDE = 4, 32
-"""Limits of padding: the largest ratio of padded to actual rows, or the largest number of padded rows per step."""
 _CELLS: Mapping[str, type[Cell]] = {"lstm": _LSTM, "gru": _GRU}
 
 

@@ -223,8 +223,8 @@ class ActorsAhead(DistributedActors):
         self._env_seeds = checked_seeds(actor_env_seeds, n_actors * envs_per_actor)
         self._agent_seeds = checked_seeds(actor_agent_seeds, n_actors)
         self._n_starts = 0
+        # Actor -> statistics that the wrappers of its environments have learned.
         self._learned: dict[int, list[Any]] = {}
-        """Actor -> statistics that the wrappers of its environments have learned."""
         self._make_groups = make_groups
         self._groups: EnvGroups | None = None
 
@@ -234,12 +234,12 @@ class ActorsAhead(DistributedActors):
             return
         self._n_starts += 1
         self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
+        # Rollouts in progress, with the versions of their policies.
         self._tasks: dict[Task, int] = {}
-        """Rollouts in progress, with the versions of their policies."""
+        # Queue of finished rollouts: actor, rollout, version of its policy.
         self._arrived: list[tuple[int, RolloutColumns, int]] = []
-        """Queue of finished rollouts: actor, rollout, version of its policy."""
+        # Seed of the policy of each actor.
         self._seeds: list[int] = []
-        """Seed of the policy of each actor."""
         self._groups = groups = self._make_groups()
         groups.learned = self._learned
         self._may_join = groups.pool.n_first == self.n_actors

@@ -28,8 +28,8 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows
 
+# Seconds to wait for rollouts in progress before their environments are closed.
 _CLOSE_SECONDS = 1.0
-"""Seconds to wait for rollouts in progress before their environments are closed."""
 
 
 @dataclass

@@ -56,8 +56,8 @@ class FirstFragments(GroupedVectorEnv):
                 f"environments in {len(groups)} groups. Set runner.concurrency (SAC, DQN: algorithm.num_actors) to a "
                 "multiple of the number of groups."
             )
+        # Fragments in progress, with the number of their rollout.
         self._under_way: dict[Task, int] = {}
-        """Fragments in progress, with the number of their rollout."""
         self._n_rollouts = 0
         self._ages: list[int] = []
         self.may_join = is_first and len(groups) == self._pool.n_first

@@ -24,10 +24,10 @@ from maze.utils.process import use_one_thread
 
 logger = logging.getLogger(__name__)
 
+# Seconds after which unresponsive actors are logged, and between two checks for new machines.
 _WAIT_LOG_SECONDS = 10.0
-"""Seconds after which unresponsive actors are logged, and between two checks for new machines."""
+# Seconds between two queries of the resources of the cluster.
 _SAMPLE_SECONDS = 1.0
-"""Seconds between two queries of the resources of the cluster."""
 _CLOSE_SECONDS = 2.0
 LONGEST_PAUSE = 30.0
 """Maximum number of seconds before a replacement."""
@@ -107,16 +107,16 @@ class ActorPool(TaskPool):
         super().__init__()
         self._ray = require_ray()
         self._limits = limits
+        # Maker of each hosted object, and the number of actors that host it; `None`: all actors, also later ones.
         self._makers: dict[str, tuple[Maker, int | None]] = {}
-        """Maker of each hosted object, and the number of actors that host it; `None`: all actors, also later ones."""
         self._lock = threading.RLock()
         self._actors: list[_Actor] = []
         self.n_first = 0
         self._joining: list[_Actor] = []  # requested, not started yet
         self._next_check = 0.0
         self._is_closed = threading.Event()
+        # All resources of the cluster, and its free resources.
         self._resources: tuple[dict[str, float], dict[str, float]] = {}, {}
-        """All resources of the cluster, and its free resources."""
         self._sampling = threading.Thread(target=self._sample_resources, daemon=True)
         self._sampling.start()
 

@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 _ADDRESS, _LOCAL = "RAY_ADDRESS", "local"
 _CONNECT_SECONDS = 5.0
+# Seconds between two checks of the head node of a cluster.
 _HEAD_SECONDS = 5.0
-"""Seconds between two checks of the head node of a cluster."""
+# Number of consecutive failed checks after which the head node counts as lost.
 _HEAD_FAILURES = 3
-"""Number of consecutive failed checks after which the head node counts as lost."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # send no usage statistics
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

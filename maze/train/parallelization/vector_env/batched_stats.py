@@ -20,20 +20,20 @@ from maze.core.log_stats.log_stats import (
 )
 from maze.core.log_stats.reducer_functions import CompiledStat, group_of, histogram, level_plan, stat_value
 
+# Reducers whose result for a single value is that value.
 _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max, np.min)
-"""Reducers whose result for a single value is that value."""
 
 _FIRST_CAPACITY = 1024
 
+# Number of values that are reduced together, to fit into the processor's cache.
 _VALUES_AT_ONCE = 16384
-"""Number of values that are reduced together, to fit into the processor's cache."""
 
+# Event, group, and name of the step statistic.
 _Key = tuple[Callable[..., Any], LogStatsGroup | None, str | None]
-"""Event, group, and name of the step statistic."""
 
 
+# Episodes that ended together: environments, first steps, step after the last one, KPIs, mask of those to deliver.
 _Ended = tuple[np.ndarray, np.ndarray, int, Mapping[str, np.ndarray] | None, np.ndarray | None]
-"""Episodes that ended together: environments, first steps, step after the last one, KPIs, mask of those to deliver."""
 
 
 class _Episodes(NamedTuple):
@@ -71,11 +71,11 @@ class BatchedEpisodeStats:
         self._before_moving = before_moving
         self._columns: dict[_Key, StatColumn] = {}
         self._sources: dict[tuple[Any, ...], _Source] = {}
+        # First step of the running episode of each environment.
         self._starts = np.zeros(n_envs, np.int64)
-        """First step of the running episode of each environment."""
         self._undelivered: list[_Ended] = []
+        # The episodes that ended last.
         self._latest: _Ended | None = None
-        """The episodes that ended last."""
         self.n_steps = 0
         """Number of stored steps, which is the index of the step in progress."""
         self._capacity = _FIRST_CAPACITY

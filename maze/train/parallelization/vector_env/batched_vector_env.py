@@ -40,8 +40,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
     :param logging_prefix: Prefix of the epoch statistics (`train`, `eval`); None: they are not logged.
     """
 
+    # The statistics of ended episodes; `None`: they are calculated on access.
     _finished: Mapping[int, LogStats] | None
-    """The statistics of ended episodes; `None`: they are calculated on access."""
 
     def __init__(self, simulation: BatchedCoreEnv, logging_prefix: str | None = None) -> None:
         n_envs = simulation.n_envs
@@ -74,10 +74,10 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._receiver: LogStatsAggregator | None = None
         self._seeds: list[int | None] = [None] * n_envs
         self._n_seedings = [0] * n_envs
+        # Number of sub-steps of each environment since its last seeding.
         self._since_seeding = np.zeros(n_envs, np.int64)
-        """Number of sub-steps of each environment since its last seeding."""
+        # Rewards of the current step.
         self._step_rewards = np.zeros(n_envs)
-        """Rewards of the current step."""
         self._is_reset = False
         self._is_restored = False
 

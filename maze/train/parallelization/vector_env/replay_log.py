@@ -65,8 +65,8 @@ class ReplayLog:
         self.statistics: list[list[dict[str, float]]] = [[] for _ in range(n_envs)]
         """Learned statistics of the wrappers of each environment at its last seeding."""
         self._starts = [0] * n_envs
+        # Derived seed and tick of each seeding, by environment.
         self._seedings: list[list[tuple[int, int]]] = [[] for _ in range(n_envs)]
-        """Derived seed and tick of each seeding, by environment."""
         self._earlier: list[EpisodeState | None] = [None] * n_envs
         self._ticks: list[Tick] = []
         self._first_tick = 0

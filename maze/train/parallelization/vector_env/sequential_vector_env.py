@@ -105,8 +105,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
         self._actor_ids: list[ActorID] = []
         self._n_checks_left = N_CHECKED_STEPS
         self._is_any_done = self._is_restored = False
+        # Whether an environment has reported per-actor rewards in the checked steps.
         self._has_actor_rewards = False
-        """Whether an environment has reported per-actor rewards in the checked steps."""
         self._observation_specs = array_specs(self.observation_spaces_dict, "observation")
         self._casts = {
             step_key: {key: Cast(dtype, f"observation `{key}`") for key, (_, dtype) in specs.items()}

@@ -31,8 +31,8 @@ from maze.core.utils.config_utils import count_instances
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
 
+# With a single actor, these methods complete a step with every action; overriding methods are called after each.
 _FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
-"""With a single actor, these methods complete a step with every action; overriding methods are called after each."""
 
 
 class SinkHoleConsumer(LogStatsConsumer):
@@ -96,8 +96,8 @@ def with_stats(env: Any) -> LogStatsWrapper:
 EncodedStats = list[tuple[Any, Any]]
 """Statistics for another process: their keys as :data:`_Reference`, and their values."""
 
+# Key of a statistic: module and name of the event, pickled event, output name, group.
 _Reference = tuple[str, str, bytes, Union[str, None], Union[LogStatsGroup, None]]
-"""Key of a statistic: module and name of the event, pickled event, output name, group."""
 
 
 def encode_stats(stats: LogStats) -> EncodedStats:

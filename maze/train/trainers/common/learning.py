@@ -152,8 +152,8 @@ class UpdateStats:
         }
         blocks = itertools.groupby(self._parameters.items(), key=lambda item: item[1][:1])
         self._blocks = {name: index for index, (_, events) in enumerate(blocks) for name, _ in events}
+        # Sums, and number of gradient steps, of those that report the same things.
         self._sums: dict[tuple[Row, ...], tuple[Tensor, int]] = {}
-        """Sums, and number of gradient steps, of those that report the same things."""
         self._values: dict[Row, list[tuple[float, ...]]] = {}
 
     @torch.no_grad()

@@ -37,13 +37,13 @@ class ObservedRows:
     """
 
     def __init__(self, names: Collection[str], observation_spaces_dict: Mapping[StepKeyType, Any], n_rows: int) -> None:
+        # Of each observation: its number, the first one, and sums of differences from it and of their squares.
         self._sums = {
             (step_key, name): [np.zeros(n_rows, np.int64), *(np.zeros((n_rows, *space[name].shape)) for _ in range(3))]
             for step_key, space in observation_spaces_dict.items()
             for name in space
             if name in names
         }
-        """Of each observation: its number, the first one, and sums of differences from it and of their squares."""
 
     def __bool__(self) -> bool:
         return bool(self._sums)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.training_runner import TrainingRunner
 
 
+# Environment steps of one rollout that fills the buffer initially.
 _STEPS_AT_A_TIME = 100
-"""Environment steps of one rollout that fills the buffer initially."""
 
 
 def fill_replay_buffer(
@@ -186,8 +186,8 @@ class ReplayTrainer(EpochTrainer, ABC):
     ) -> None:
         super().__init__(algorithm_config, model, **common)
         self.workers = workers
+        # Number of rows of the buffer that observation statistics have learned from.
         self._n_rows_seen = 0
-        """Number of rows of the buffer that observation statistics have learned from."""
         self.collects_ahead = False
         """Whether the next rollouts are collected while it learns; the workers need a policy of their own for that."""
         self._has_modes = depends_on_mode(self.policy.networks.values())

@@ -54,11 +54,11 @@ STATE_VERSION = 1
 EPOCH_LIMIT = 1000
 """Most epochs of a run whose number of epochs is not fixed (`algorithm.n_epochs` is 0)."""
 
+# Attributes of a trainer that are saved as they are.
 _PROGRESS = (
     *("epoch", "update", "n_updates", "n_env_steps"),
     *("first_epoch", "is_finished", "evaluated_epoch", "training_reward", "training_violation"),
 )
-"""Attributes of a trainer that are saved as they are."""
 
 
 class Trainer(ABC):
@@ -227,13 +227,13 @@ class EpochTrainer(Trainer, ABC):
         self.profile: UpdateProfile | None = None
         """Profile of an update, if one is requested."""
         self._n_epochs = 0
+        # Number of updates of an epoch; 0: as configured.
         self._epoch_length = 0
-        """Number of updates of an epoch; 0: as configured."""
         self._initial_policy: InitialPolicy | None = None
+        # Restored states of evaluator and model selection, which some trainers get in :meth:`train` only.
         self._restored: dict[str, Any] = {}
-        """Restored states of evaluator and model selection, which some trainers get in :meth:`train` only."""
+        # Epoch of the checkpoint; `None`: this object has written none.
         self._saved_epoch: int | None = None
-        """Epoch of the checkpoint; `None`: this object has written none."""
         self._display: TrainingProgress
         self._interrupt: run_process.InterruptGuard
 

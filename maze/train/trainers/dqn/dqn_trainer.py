@@ -388,8 +388,8 @@ class DQN(ReplayTrainer):
                 weights = Risk.parse(config.risk).weights(config.n_quantiles)
                 networks[net] = ActionQuantileNetwork(net, state_value, factors, weights)
         quantile_networks = (each for each in networks.values() if isinstance(each, ActionQuantileNetwork))
+        # What the model does not contain.
         self._heads = nn.ModuleList([each.heads for each in quantile_networks])
-        """What the model does not contain."""
         targets = {net: copy.deepcopy(values).requires_grad_(False) for net, values in networks.items()}
         self._networks, self._targets = [networks[net] for net in own], [targets[net] for net in own]
         self._followers = TargetNetworks(targets.values(), networks.values())

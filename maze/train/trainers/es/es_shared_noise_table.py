@@ -9,8 +9,8 @@ import numpy as np
 from maze.core.errors import ConfigError
 from maze.core.utils.worker_process import map_memory
 
+# Number of values drawn at once, large enough to amortise the set-up of the generator.
 _CHUNK = 8192
-"""Number of values drawn at once, large enough to amortise the set-up of the generator."""
 
 
 class SharedNoiseTable:

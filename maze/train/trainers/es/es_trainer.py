@@ -94,8 +94,8 @@ class ESTrainer(EpochTrainer):
         self._rollouts: ESDistributedRollouts | None = None
         self._make_rollouts: Callable[[], ESDistributedRollouts] | None = None
         self._eval_returns: list[float] = []
+        # Observation statistics of the perturbed policies of the latest update.
         self._observed: list[Moments] = []
-        """Observation statistics of the perturbed policies of the latest update."""
         self._eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("eval"))
 
     @classmethod

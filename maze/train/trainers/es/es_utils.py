@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
+# Maximum size of a block of perturbations in a sum (64 MiB).
 _NUMBERS_AT_ONCE = 1 << 24
-"""Maximum size of a block of perturbations in a sum (64 MiB)."""
 
 
 def centered_ranks(returns: np.ndarray) -> np.ndarray:

@@ -24,8 +24,8 @@ LossFunction = Callable[..., Tensor]
 Statistics = dict[str, Tensor]
 """Values by name of the event."""
 
+# Only the logits of masked actions, about -1e38, make a loss so large.
 _IMPOSSIBLE = 1e30
-"""Only the logits of masked actions, about -1e38, make a loss so large."""
 
 _TOP_K = {1: "discrete_accuracy", 5: "discrete_top_5_accuracy", 10: "discrete_top_10_accuracy"}
 

@@ -254,8 +254,8 @@ class _Minibatches:
     def __init__(self, data_loader: Any) -> None:
         self._data_loader = data_loader
         self._generator: torch.Generator | None = getattr(data_loader, "generator", None)
+        # State of the generator before it drew the order of the current epoch.
         self._order_state: torch.Tensor | None = None
-        """State of the generator before it drew the order of the current epoch."""
         self._iterator: Iterator[Any] | None = None
         self.n_done = 0
         """Number of minibatches of all epochs that were learned from."""

@@ -23,10 +23,10 @@ from maze.train.trainers.labelling.labelling_configs import DCLConfig
 from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer
 from maze.train.utils.train_utils import Part
 
+# Share of a generation's time in which decisions are labelled; the rest is for the passes over them.
 _SHARE_OF_LABELS = 0.75
-"""Share of a generation's time in which decisions are labelled; the rest is for the passes over them."""
+# Decisions of the first walk, at the end of which the length of episodes is known.
 _LONGEST_WALK = 1000
-"""Decisions of the first walk, at the end of which the length of episodes is known."""
 
 
 class DCL(LabellingTrainer):

@@ -22,10 +22,10 @@ from maze.train.trainers.labelling.labelling_configs import SelfLabellingConfig
 from maze.train.trainers.labelling.labelling_trainer import Copies, LabellingTrainer
 
 _MOST_ACTIONS = 4096
+# Beams are made smaller when at most so many of their instances are left to solve.
 _SHARE_OF_ROWS = 0.75
-"""Beams are made smaller when at most so many of their instances are left to solve."""
+# Only the log-probabilities of masked actions are so small.
 _IMPOSSIBLE = -1e30
-"""Only the log-probabilities of masked actions are so small."""
 
 
 class Children(NamedTuple):

@@ -48,14 +48,14 @@ from maze.train.utils.train_utils import Part
 
 Key = int | str
 TensorDict = dict[str, Tensor]
+# Only masked actions have so small log-probabilities.
 _IMPOSSIBLE = -1e30
-"""Only masked actions have so small log-probabilities."""
+# Logged actions are moved within this bound: at the bounds the inverse of tanh is infinite.
 _LARGEST_SCALED = 0.999
-"""Logged actions are moved within this bound: at the bounds the inverse of tanh is infinite."""
 
 
+# Number of decisions that are processed at once in a pass over all data.
 _CHUNK = 4096
-"""Number of decisions that are processed at once in a pass over all data."""
 
 
 @dataclass

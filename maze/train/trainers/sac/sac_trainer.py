@@ -111,8 +111,8 @@ class SAC(ReplayTrainer):
         for space in self.spaces:
             check_distributions(space, model.policy.distribution_mapper)
         shared_key = next(iter(self.critic.networks))
+        # The critic of each actor.
         self._critic_keys: list[Key] = [shared_key if self.is_shared else actor.step_key for actor in actors]
-        """The critic of each actor."""
         self._all_discrete = [self.critic.only_discrete_spaces[key] for key in self._critic_keys]
         self.generator = seeded_generator(seed, model.device)
         policies = {("policy_grad_norm", key): network for key, network in model.policy.networks.items()}

@@ -24,11 +24,11 @@ StatisticsType = dict[str, np.ndarray]
 Axis = Union[int, Sequence[int], None]
 
 _CHUNK_BYTES = 2**25
+# How far normalized values may be off if statistics are rounded to float32.
 _TOLERANCE = 1e-5
-"""How far normalized values may be off if statistics are rounded to float32."""
 
+# Differences of numbers below it are far from the largest number of float32.
 _FLOAT32_LIMIT = 1e30
-"""Differences of numbers below it are far from the largest number of float32."""
 
 _EXACT_IN_FLOAT32 = ("float16", "float32", "int8", "uint8", "int16", "uint16", "bool")
 
@@ -46,8 +46,8 @@ class ObservationNormalizationStrategy(ABC):
     :raises ConfigError: The observation's space is not a `Box`.
     """
 
+    # The statistics that the strategy needs; empty: any.
     _names: ClassVar[tuple[str, ...]] = ()
-    """The statistics that the strategy needs; empty: any."""
 
     def __init__(self, observation_space: spaces.Box, clip_range: tuple[Any, Any], axis: Axis) -> None:
         if not isinstance(observation_space, spaces.Box):
@@ -213,8 +213,8 @@ def chunks(observations: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.stack([np.asarray(sample, dtype=np.float64) for sample in observations[start : start + size]])
 
 
+# A deviation below this share of the mean is the noise of float32: the observation is constant.
 _RESOLUTION = 1e-7
-"""A deviation below this share of the mean is the noise of float32: the observation is constant."""
 
 
 class MeanZeroStdOneObservationNormalizationStrategy(LinearNormalizationStrategy):

@@ -176,8 +176,8 @@ class ActorCritic(EpochTrainer, ABC):
                 f"found rollouts of {env.n_rollout_envs} of {env.n_envs}. Use runner.placement.wait_for=1."
             )
         self._risk = LearnedRisk(self.config, model, self.generator) if self.config.risk is not None else None
+        # What else has critics, in the order of the costs of a batch.
         self._further: list[LearnedConstraint | LearnedRisk] = [*self._constraints]
-        """What else has critics, in the order of the costs of a batch."""
         if self._risk is not None:
             self._further.append(self._risk)
         self._is_shared = model.critic.num_critics == 1
@@ -193,8 +193,8 @@ class ActorCritic(EpochTrainer, ABC):
         config = self.config
         if config.reward_centering:
             self._returns = CentredReturns(self._returns, config.reward_centering, config.reward_scaling)
+        # Hidden states of a recurrent critic at the begin of the next rollout.
         self._hidden_states = self._new_hidden_states()
-        """Hidden states of a recurrent critic at the begin of the next rollout."""
         is_scaled = config.reward_scaling and not config.reward_centering
         self._reward_scaling = RewardScaling(config.gamma) if is_scaled else None
         self._columns: RolloutColumns | None = None

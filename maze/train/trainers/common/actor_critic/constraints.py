@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Weight of earlier violations in the proportional and derivative terms.
 _SMOOTHING = 0.9
-"""Weight of earlier violations in the proportional and derivative terms."""
+# Number of updates with the largest multiplier after which a constraint that is still violated is reported.
 _UPDATES_AT_LIMIT = 20
-"""Number of updates with the largest multiplier after which a constraint that is still violated is reported."""
 
 
 # -- mathematics -------------------------------------------------------------------------------------------------------

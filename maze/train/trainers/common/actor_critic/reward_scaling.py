@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from maze.core.rollout.rollout_columns import RolloutColumns
 
 _EPSILON = 1e-8
+# Scaled rewards are clipped to it.
 _LARGEST = 10.0
-"""Scaled rewards are clipped to it."""
 
 
 class RewardScaling:
@@ -42,8 +42,8 @@ class RewardScaling:
     def __init__(self, gamma: float) -> None:
         self._gamma = gamma
         self._statistics = CumulativeMovingMeanStd(epsilon=0.0)
+        # `[n_envs]`: of the running episodes, already discounted for the step that comes.
         self._returns = np.zeros(0)
-        """`[n_envs]`: of the running episodes, already discounted for the step that comes."""
 
     @property
     def std(self) -> float:

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.config_classes import ActorCriticConfig
     from maze.train.trainers.common.learning import UpdateStats
 
+# Half-width of the quadratic part of the loss, in units of the rewards that are learned from.
 _KAPPA = 0.1
-"""Half-width of the quadratic part of the loss, in units of the rewards that are learned from."""
+# Number of samples of the rest of the return that quantiles are learned from, at each decision.
 _N_SAMPLES = 10
-"""Number of samples of the rest of the return that quantiles are learned from, at each decision."""
+# The quantile is estimated from so many episodes in the tail, the latest ones.
 _TAIL_EPISODES = 20
-"""The quantile is estimated from so many episodes in the tail, the latest ones."""
 
 
 def running_returns(rewards: np.ndarray, ended: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -134,8 +134,8 @@ class LearnedRisk(CostCritic):
     def restart(self) -> None:
         """Begin anew in other environments."""
         self._so_far = np.zeros(0)
+        # Returns of the latest episodes, in the order of their ends.
         self._episodes = np.zeros(0)
-        """Returns of the latest episodes, in the order of their ends."""
 
     def networks(self) -> Iterator[tuple[tuple[str, Any], nn.Module]]:
         """Return the critic networks, by the event that reports their gradient and by sub-step."""

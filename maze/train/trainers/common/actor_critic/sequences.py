@@ -136,10 +136,10 @@ class SequencedRollout:
         assert columns.hidden_states is not None, "checked"
         self._known = columns.hidden_states.states
         ended = np.concatenate([columns.hidden_states.begins[np.newaxis], columns.terminated | columns.truncated])
+        # Number of episodes that have begun in each environment before each tick, and after the last one.
         self._episodes = np.cumsum(ended, axis=0)
-        """Number of episodes that have begun in each environment before each tick, and after the last one."""
+        # By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row.
         self._final: dict[tuple[str, ActorID | None, int, int], tuple[States, int]] = {}
-        """By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row."""
 
     def evaluate(
         self, substeps: Sequence[Any], index: Index | None

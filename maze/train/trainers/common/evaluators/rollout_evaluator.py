@@ -76,8 +76,8 @@ class RolloutEvaluator(Evaluator):
         self._keeps_latest = keep == "latest"
         self.deterministic: bool = deterministic
         self.criterion = SelectionCriterion(objective, maximize, constraints)
+        # State of the generators for drawing actions; None: nothing was evaluated yet.
         self._rng_state: dict[str, Any] | None = None
-        """State of the generators for drawing actions; None: nothing was evaluated yet."""
 
     @override(Evaluator)
     def evaluate(self, policy: Policy) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Attributes that are saved as they are.
 _PROGRESS = ("best_reward", "best_violation", "is_constrained", "maximize", "last_improvement", "n_updates")
-"""Attributes that are saved as they are."""
 
 
 class BestModelSelection(ModelSelectionBase):

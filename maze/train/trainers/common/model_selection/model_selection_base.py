@@ -148,8 +148,8 @@ class SelectionCriterion:
         self.objective = MEAN_REWARD if objective is None else objective
         self.maximize = maximize
         self.constraints = [Constraint.parse(text) for text in constraints]
+        # Names in constraints that count as 0, since no evaluation has had them.
         self._absent: set[str] = set()
-        """Names in constraints that count as 0, since no evaluation has had them."""
 
     def judge(self, stats: LogStats) -> Judgement:
         """Return the score of an evaluation, and how far it is from fulfilling the constraints.

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 Zeros = Sequence[Sequence[Union[Arrays, None]]]
 """Values of missing observations and actions, by actor."""
 
+# Stands for the number of the row before of the same environment, which has none yet.
 _ROW_BEFORE = -2
-"""Stands for the number of the row before of the same environment, which has none yet."""
 
 
 @dataclass

@@ -194,10 +194,10 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self.columns.add(rows)
 
 
+# Added to errors, so that every step is drawn now and then.
 _SMALLEST = 1e-6
-"""Added to errors, so that every step is drawn now and then."""
+# Number of priorities that are summed up together.
 _BLOCK = 1024
-"""Number of priorities that are summed up together."""
 
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):
@@ -219,8 +219,8 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         self._highest = 1.0
         self._n_known = 0
         self._priorities = np.zeros((-(-buffer_size // _BLOCK), _BLOCK))
+        # Sums of the blocks of priorities.
         self._sums = np.zeros(len(self._priorities))
-        """Sums of the blocks of priorities."""
 
     @override(UniformReplayBuffer)
     def sample_transitions(self, n_samples: int, learner_device: str) -> TransitionBatch:

@@ -179,8 +179,8 @@ class Players:
     ) -> None:
         self.shared_noise = shared_noise
         self._env_factory, self._concurrency = env_factory, concurrency or MAX_ENVS
+        # The first `n_active` slots have a running episode.
         self._slots: list[_Slot] = []
-        """The first `n_active` slots have a running episode."""
         self._n_active = 0
         self._token = -1
         self._normalization_stats: Any = None
