@@ -1,14 +1,17 @@
 """Simulators whose steps take uneven time: share of the ideal throughput, with and without lock step.
 
-    python benchmarks/uneven.py training                          # PPO, IMPALA, SAC; 32 environments of 5 ms
+    python benchmarks/uneven.py training                          # PPO, IMPALA, DQN, SAC; 32 environments of 5 ms
+    python benchmarks/uneven.py training --only dqn --fragment 10     # short fragments
     python benchmarks/uneven.py training --mean-ms 25 --only impala   # on a machine with other work
     python benchmarks/uneven.py planning                          # policy=rollout with one and with two processes
 
-Training: each step of CartPole sleeps a lognormal time, as for a simulator in another process, so that more worker
-processes than cores are useful. The ideal rate is `envs / mean step time`: all environments step all the time; acting,
-transfer and learning cost nothing. The measured rate counts environment steps that the algorithm has learned from, per
-second of wall time, from the end of the first epoch to the end of the last one (the end of an epoch included).
-"lock step" waits for all environments after each step, with a worker process for each environment.
+Training: each step of CartPole (SAC: Pendulum) sleeps a lognormal time, as for a simulator in another process, so that
+more worker processes than cores are useful. The ideal rate is `envs / mean step time`: all environments step all the
+time; acting, transfer and learning cost nothing. The measured rate counts environment steps that the algorithm has
+learned from, per second of wall time, from the end of the first epoch to the end of the last one (the end of an epoch
+included).
+"lock step" waits for all environments after each step, with a worker process for each environment. DQN and SAC learn
+from one batch per update, which is one fragment of each environment, or a share of these.
 
 Planning: ten scenarios of each decision in one and in two processes, alternately. Steps of the simulator sleep a
 lognormal time, or compute: a loop until the process has used as much CPU time. For the latter, the speed-up is computed
@@ -34,6 +37,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import gymnasium as gym
 import numpy as np
 import psutil
+import torch
 
 from maze.api.run_context import RunContext
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -65,9 +69,9 @@ class UnevenSteps(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-def uneven_env(mean: float, sigma: float) -> GymMazeEnv:
+def uneven_env(name: str, mean: float, sigma: float) -> GymMazeEnv:
     """Make the environment of trainings."""
-    return GymMazeEnv(UnevenSteps(gym.make("CartPole-v1"), mean, sigma))
+    return GymMazeEnv(UnevenSteps(gym.make(name), mean, sigma))
 
 
 def contenders(n_envs: int, fragment: int) -> dict[str, tuple[str, int, dict[str, Any]]]:
@@ -78,17 +82,33 @@ def contenders(n_envs: int, fragment: int) -> dict[str, tuple[str, int, dict[str
         "algorithm.n_rollout_steps": fragment,
         "algorithm.actors_batch_size": n_envs // 4,
     }
+    of_buffer = {
+        **{f"algorithm.{key}": n_envs for key in ("num_actors", "rollouts_per_iteration")},
+        "algorithm.n_rollout_steps": fragment,
+        "algorithm.initial_buffer_size": 100,
+    }
+    off_policy: dict[str, tuple[str, int, dict[str, Any]]] = {}
+    n_updates = max(4, 200 // fragment)
+    for name in ("dqn", "sac"):
+        off_policy |= {
+            f"{name}, lock step": (name, n_updates, {**of_buffer, "runner.placement.n_workers": n_envs}),
+            f"{name}, all fragments": (name, n_updates, {**of_buffer, "runner.placement.max_restarts": 1}),
+            f"{name}, wait_for=0.9": (name, n_updates, {**of_buffer, "runner.placement.wait_for": 0.9}),
+            f"{name}, wait_for=0.2": (name, 4 * n_updates, {**of_buffer, "runner.placement.wait_for": 0.2}),
+        }
     return {
         "ppo, lock step": ("ppo", 1, {**ppo, "runner.placement.n_workers": n_envs}),
         "ppo, all fragments": ("ppo", 4, {**ppo, "runner.placement.max_restarts": 1}),
         "ppo, wait_for=0.9": ("ppo", 4, {**ppo, "runner.placement.wait_for": 0.9}),
         "impala": ("impala", 16, of_actors),
         "impala, long queue": ("impala", 16, {**of_actors, "algorithm.queue_out_of_sync_factor": 4}),
+        **off_policy,
     }
 
 
 def training(mean: float, sigma: float, n_envs: int, fragment: int, n_epochs: int, only: str) -> None:
     """Print the shares of the ideal rate."""
+    torch.set_num_threads(1)
     ideal = n_envs / mean
     print(f"{n_envs} environments, {1e3 * mean:g} ms, sigma {sigma:g}, fragments of {fragment}: {ideal:,.0f} steps/s")
     for name, (algorithm, n_updates, overrides) in contenders(n_envs, fragment).items():
@@ -96,9 +116,11 @@ def training(mean: float, sigma: float, n_envs: int, fragment: int, n_epochs: in
             continue
         settings = {"epoch_length": n_updates, "patience": 0, "rollout_evaluator": None}
         with tempfile.TemporaryDirectory() as directory:
+            is_sac = algorithm == "sac"
             with RunContext(
-                env=partial(uneven_env, mean, sigma),
+                env=partial(uneven_env, "Pendulum-v1" if is_sac else "CartPole-v1", mean, sigma),
                 algorithm=algorithm,
+                **({"critic": "flatten_concat_state_action"} if is_sac else {}),
                 runner="local",
                 run_dir=directory,
                 silent=True,

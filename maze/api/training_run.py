@@ -373,8 +373,8 @@ class TrainingRun:
             write_whole(directory / CLAIM / name, text)
         if self.loaded.placed:
             what = ", ".join(self.loaded.placed)
-            text = f"{run_summary.command_line(arguments)}  # and, from Python, {what}: see hydra_config.yaml\n"
-            write_whole(directory / run_summary.COMMAND_FILE, text)
+            remark = f"{run_summary.FROM_PYTHON}{what}: see hydra_config.yaml\n"
+            write_whole(directory / run_summary.COMMAND_FILE, run_summary.command_line(arguments) + remark)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
         trainer = self.runner.trainer

@@ -150,7 +150,7 @@ def _unknown_key(cause: Any) -> str:
     return f"{full_key}: unknown key.{hint} To add a new key, write +{full_key}=<value>."
 
 
-_BARE_TEXT = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
+_BARE_TEXT = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)
 _NAME = re.compile(r"(?<![\w./-])([^\W\d]\w*)")
 _FIRST_OF_PATH = re.compile(_NAME.pattern + r"\.[^\W\d]")
 _NAMES_PACKAGES = re.compile(r"\+*(trusted_packages|env\.import)=")

@@ -85,7 +85,7 @@ def play_command(arguments: Sequence[str]) -> list[str]:
     shown = has_display()
     return [
         "policy=torch_policy",
-        f"input_dir={wanted.run}",
+        f"input_dir={value_text(wanted.run)}",
         "runner=sequential",
         "runner.n_episodes=1",
         "runner.max_episode_steps=0",

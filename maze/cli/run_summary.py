@@ -43,6 +43,8 @@ PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf",
 
 CONFIG_FILE = "hydra_config.yaml"
 COMMAND_FILE = "command.txt"
+FROM_PYTHON = "  # and, from Python, "
+"""Begins the remark about parts of a run that are no text."""
 VERSIONS_FILE = "versions.json"
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"
 _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
@@ -138,9 +140,10 @@ def text_of(path: Path) -> str:
 
 
 def stored_arguments(directory: Path) -> list[str]:
-    """Return the arguments of a run's command; empty if they cannot be read."""
+    """Return the arguments of a run's command; empty if they cannot be read, or if they are not all of the run."""
+    text = text_of(directory / COMMAND_FILE)
     try:
-        return shlex.split(text_of(directory / COMMAND_FILE))[1:]
+        return [] if FROM_PYTHON in text else shlex.split(text)[1:]
     except ValueError:
         return []
 
@@ -258,7 +261,7 @@ def _resume_command(arguments: Sequence[str], cfg: Mapping[str, Any], directory:
     :param n_epochs: Epochs of a run that has ended: the command trains for as many again.
     """
     dropped = ["hydra.run.dir=", "input_dir=", "resume=", "+resume=", "seeding."]
-    added = [f"input_dir={directory}", "resume=true" if "resume" in cfg else "+resume=true"]
+    added = [f"input_dir={value_text(directory)}", "resume=true" if "resume" in cfg else "+resume=true"]
     if n_epochs:
         dropped.append("algorithm.n_epochs=")
         added.append(f"algorithm.n_epochs={2 * n_epochs}")

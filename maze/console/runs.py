@@ -208,8 +208,8 @@ def checked_verbosity(value: object) -> int:
 
     :raises ConfigError: It is none of these.
     """
-    if value in (QUIET, SHORT, EVERYTHING) and not isinstance(value, bool):
-        return int(str(value))
+    if type(value) is int and value in (QUIET, SHORT, EVERYTHING):
+        return value
     raise ConfigError(
         f"verbose: expected 0 (warnings and errors), 1 (a short table) or 2 (the configuration and every statistic), "
         f"found {value!r}."

@@ -128,8 +128,8 @@ class SB3Policy(Policy):
                 raise _needs_pickle(Path(normalization), "it is a pickle of VecNormalize")
             with Path(normalization).open("rb") as file:
                 self._normalization = pickle.load(file)
-        self._states: WeakKeyDictionary[Any, tuple[int, dict[ActorID | None, Any]]] = WeakKeyDictionary()
-        """By environment (its context) the number of the episode, and the states of a recurrent policy by actor."""
+        self._states: WeakKeyDictionary[Any, dict[ActorID | None, tuple[int, Any]]] = WeakKeyDictionary()
+        """By environment (its context) and actor the number of the episode and the state of a recurrent policy."""
         self._generator = torch.Generator()
         self._generator.seed()
 
@@ -151,20 +151,16 @@ class SB3Policy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> dict[str, Any]:
-        context = getattr(env, "context", self)
-        n_episodes, states = getattr(context, "n_episodes", 0), {}
-        if context in self._states and self._states[context][0] == n_episodes:
-            states = self._states[context][1]
-        state = states.get(actor_id)
+        context: Any = getattr(env, "context", self)
+        n_episodes, states = getattr(context, "n_episodes", 0), self._states.setdefault(context, {})
+        episode, state = states.get(actor_id, (0, None))
+        state = state if episode == n_episodes else None
         given: dict[str, Any] = {"state": state, "episode_start": np.array([state is None])}
         if self._takes_mask and self._mask is not None:
             given["action_masks"] = np.asarray(observation[self._mask]) > 0
         with isolated_global_generator(self._generator):
-            action, states[actor_id] = self.sb3_policy.predict(
-                self._shown(observation), deterministic=deterministic, **given
-            )
-        if self.needs_env():
-            self._states[context] = n_episodes, states
+            action, state = self.sb3_policy.predict(self._shown(observation), deterministic=deterministic, **given)
+        states[actor_id] = n_episodes, state
         return {self._head: action}
 
     def _shown(self, observation: Mapping[str, Any]) -> Any:

@@ -281,7 +281,7 @@ class JobShops(BatchedCoreEnv):
         """Pass operations that some jobs do not have, without waiting for their machines."""
         while self._has_gaps and len(rows):
             operation = self.next_operation[rows, jobs]
-            is_gap = operation < self.size[rows, 1]
+            is_gap: np.ndarray = operation < self.size[rows, 1]
             is_gap[is_gap] = self.durations[rows[is_gap], jobs[is_gap], operation[is_gap]] == 0
             rows, jobs, operation = rows[is_gap], jobs[is_gap], operation[is_gap]
             self.starts[rows, jobs, operation] = self.job_ready[rows, jobs]

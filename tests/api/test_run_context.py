@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from maze.api.run_context import RunContext
 from maze.api.utils import RunContextError, RunMode
+from maze.cli.run_summary import run_commands
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import StatsContext
@@ -302,6 +303,7 @@ def test_the_configuration_of_objects_can_be_read_afterwards() -> None:
     assert written.model.policy._target_.endswith("ProbabilisticPolicyComposer")
     assert any("out_features=5" in line for line in written.model.policy.networks[0]._layers_)
     assert "from Python" in Path(rc.run_dir, "command.txt").read_text(encoding="utf-8")
+    assert not any("Resume" in purpose for purpose in run_commands(Path(rc.run_dir), Path.cwd())), "no command can"
     assert "cartpole-flatten_concat-a2c-SharedStateCriticComposer-dev" in rc.run_dir
 
 

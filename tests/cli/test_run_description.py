@@ -9,7 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from maze.cli.report import play_command
+from maze.cli.run_summary import run_commands
 from maze.maze_cli import main
 
 TINY = (
@@ -71,6 +74,18 @@ def test_the_printed_commands_work(copy: Path, capfd: pytest.CaptureFixture[str]
     assert main([*resume, "hydra.run.dir=resumed"]) == 0
     assert main([*compare, "runner.n_episodes=2", "runner.max_episode_steps=5", "hydra.run.dir=compared"]) == 0
     assert "ended, 4 epochs" in info("resumed", capfd)
+
+
+@pytest.mark.parametrize("name", ["trained", "a copy (lr=0.1), 2"])
+def test_commands_for_a_run_can_name_any_directory(name: str, tmp_path: Path) -> None:
+    run = tmp_path / name
+    run.mkdir()
+    (run / "hydra_config.yaml").write_text("algorithm: {}\n")
+    (run / "command.txt").write_text("maze-run -cn conf_train algorithm=ppo\n")
+    resume = shlex.split(run_commands(run, tmp_path)["Resume it"])
+    for command in (resume, play_command([name])):
+        (override,) = OverridesParser.create().parse_overrides([text for text in command if "input_dir=" in text])
+        assert override.value() == name
 
 
 def damage(path: Path) -> None:

@@ -305,6 +305,13 @@ def test_a_search_runs_each_proposal_with_all_seeds(command: list[str]) -> None:
     assert "seeding.agent_base_seed=7" in Path("sweep/0/.hydra/overrides.yaml").read_text()
 
 
+def test_seeds_of_agents_stay_in_their_range(command: list[str]) -> None:
+    seeds = ["seeding.env_base_seed=1000", "seeding.agent_base_seed=5", "hydra.sweeper.seeds=[7]"]
+    assert main([*command, "runner.x=1", *seeds]) == 0
+    *_, last = Path("sweep/0/.hydra/overrides.yaml").read_text().split()
+    assert last == f"seeding.agent_base_seed={7 - 995 + 2**32}"  # seeds below 0 are refused
+
+
 def test_any_statistic_can_be_the_objective(command: list[str]) -> None:
     objective = ["hydra.sweeper.objective='eval BaseEnvEvents reward mean'", "hydra.sweeper.objective_step=last"]
     assert main([*command, "runner.x=5", *objective]) == 0

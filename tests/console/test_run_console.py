@@ -139,7 +139,7 @@ def test_statistics_of_an_earlier_log_step_are_not_shown_as_those_of_this_one():
     assert shown.cells()["return"]["train"] == "-"
 
 
-@pytest.mark.parametrize("value", [3, -1, "2", True, None, 1.5])
+@pytest.mark.parametrize("value", [3, -1, "2", True, None, 1.5, 1.0])
 def test_other_verbosities_are_refused(value):
     with pytest.raises(ConfigError, match=r"^verbose: expected 0 .*, 1 .* or 2 .*, found "):
         checked_verbosity(value)

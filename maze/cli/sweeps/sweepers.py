@@ -123,12 +123,12 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         return [(first or 0) + index for index in range(self.n_seeds)]
 
     def _seed_overrides(self, seed: int | None) -> list[str]:
-        """Return the overrides for the seed of a run; both seeds keep their difference."""
+        """Return the overrides for the seed of a run; both seeds keep their difference, modulo the range of seeds."""
         if seed is None:
             return []
         env_seed, agent_seed = (OmegaConf.select(self.config, key) for key in SEED_KEYS)
         difference = 0 if env_seed is None or agent_seed is None else agent_seed - env_seed
-        return [f"{SEED_KEYS[0]}={seed}", f"{SEED_KEYS[1]}={seed + difference}"]
+        return [f"{SEED_KEYS[0]}={seed}", f"{SEED_KEYS[1]}={(seed + difference) % 2**32}"]
 
     def _check_composition(self, plan: Plan, seeds: Sequence[int | None]) -> None:
         """Find unknown keys and options before the first run: with one value of each key, and all options of groups."""

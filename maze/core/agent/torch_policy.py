@@ -102,10 +102,15 @@ class TorchPolicy(NetworksModel, Policy):
         env: BaseEnv | None = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
+        logits_out: dict[str, np.ndarray] | None = None,
     ) -> ActionType:
+        """Act, see :meth:`Policy.compute_action`.
+
+        :param logits_out: Arrays `[1, ...]` that the logits are written into, by action head.
+        """
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
         states = self._hidden_states.now(self, env, actor_id) if self.is_recurrent else None
-        actions = self.compute_actions(batch, actor_id, deterministic, states=states)
+        actions = self.compute_actions(batch, actor_id, deterministic, logits_out=logits_out, states=states)
         return {head: action[0] for head, action in actions.items()}
 
     def compute_actions(

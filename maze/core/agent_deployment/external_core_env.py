@@ -185,10 +185,6 @@ class ExternalCoreEnv(CoreEnv):
         return self.renderer
 
     @override(CoreEnv)
-    def get_step_events(self) -> Iterable[EventRecord]:
-        return self.context.event_service.iterate_event_records()
-
-    @override(CoreEnv)
     def get_kpi_calculator(self) -> KpiCalculator | None:
         return self.kpi_calculator
 

@@ -302,6 +302,8 @@ class _StepPath:
             result = core_env.step(maze_action)
             try:
                 maze_state, reward, done, info = result
+                if info.__class__ is not dict and not isinstance(info, Mapping):
+                    raise TypeError("`info` is no dictionary")
             except (TypeError, ValueError) as error:
                 raise EnvironmentContractError(
                     f"{type(core_env).__name__}.step: expected (state, reward, done, info), found {result!r:.200}."

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze.core.log_stats.reducer_functions import histogram_range
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -31,9 +33,11 @@ def create_histogram(value: Any, **kwargs: Any) -> Figure:
     :param value: The numbers.
     :param kwargs: Not used; may contain the group of the statistic.
     """
-    samples, _ = _categories(value)
+    samples = np.asarray(_categories(value)[0], dtype=np.float64)
+    samples = samples[np.isfinite(samples)]
+    n_bins = min(50, max(1, len(samples)))
     figure, axes = _figure()
-    axes.hist(np.asarray(samples, dtype=np.float64), bins=min(50, max(1, len(samples))))
+    axes.hist(samples, n_bins, range=histogram_range(samples, n_bins) if len(samples) else None)
     axes.set_ylabel("count")
     return figure
 

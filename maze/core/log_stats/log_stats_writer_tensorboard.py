@@ -18,6 +18,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
+from maze.core.log_stats.reducer_functions import histogram_range
 from maze.core.log_stats.stats_format import Figures, name_parts, sample_values, scalar_value, statistic_name
 
 ENV_STEPS = "env_steps"
@@ -132,7 +133,7 @@ def _histogram(samples: np.ndarray[Any, Any]) -> Any:
     samples = samples[np.isfinite(samples)]
     if not len(samples):
         return None
-    counts, edges = np.histogram(samples, bins=_N_BINS)
+    counts, edges = np.histogram(samples, bins=_N_BINS, range=histogram_range(samples, _N_BINS))
     return HistogramProto(
         min=samples.min(),
         max=samples.max(),

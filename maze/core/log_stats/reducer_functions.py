@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -349,7 +350,7 @@ class StatsSlot:
     def state(self) -> dict[str, Any]:
         """Return the values that are not reduced yet, and the cumulative statistics."""
         inputs = {name: list(self.values(name)) for name in self.inputs}
-        return {"inputs": inputs, "periods": list(self.periods), "cumulative": dict(self._cumulative)}
+        return {"inputs": inputs, "periods": list(self.periods), "cumulative": deepcopy(self._cumulative)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a result of :meth:`state`."""
@@ -358,7 +359,7 @@ class StatsSlot:
             if name in self.inputs:
                 self.inputs[name].extend(values)
         self.periods.extend(state["periods"])
-        self._cumulative = dict(state["cumulative"])
+        self._cumulative = deepcopy(state["cumulative"])  # histories are extended in place
 
     def _accumulate(self, stat: CompiledStat, values: Any) -> Any:
         function, known = stat.reduce_function, self._cumulative.get(stat.position)
@@ -414,3 +415,17 @@ def _parts(value: Any) -> tuple[Iterable[Any], int | None]:
         first, size = items
         return (first if isinstance(first, list) else [first]), int(size)
     return items, None
+
+
+def histogram_range(samples: np.ndarray, n_bins: int) -> tuple[float, float]:
+    """Return the range for the bins of a histogram; it is wider than the samples where these differ by rounding only.
+
+    NumPy refuses bins that are narrower than the distance of two floats.
+
+    :param samples: Finite numbers, at least one, of float64.
+    :param n_bins: Number of bins.
+    """
+    low, high = float(samples.min()), float(samples.max())
+    narrowest = 2.0 * n_bins * float(np.spacing(max(-low, high)))
+    margin = 0.0 if high - low > narrowest else max(0.5, narrowest)
+    return low - margin, high + margin

@@ -7,6 +7,7 @@ import base64
 import html
 import io
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +83,8 @@ def actor_text(actor: ActorID | None) -> str:
 def text_of(value: Any) -> str:
     """Return a value as short text; objects with the default `repr` by their attributes."""
     if isinstance(value, np.ndarray) and value.size > 64:
-        text = f"array of shape {value.shape}, {value.dtype}, from {value.min():.4g} to {value.max():.4g}"
+        values = f", from {value.min():.4g} to {value.max():.4g}" if value.dtype.kind in "biuf" else ""
+        text = f"array of shape {value.shape}, {value.dtype}{values}"
     elif isinstance(value, np.ndarray):
         text = np.array2string(value, precision=4, separator=", ")
     elif isinstance(value, dict):
@@ -175,7 +177,9 @@ def write_trajectory_page(
         start = n_common + min(other.substep, n_shown - 1)
         content |= {"names": other.names, "start": start, "summary": other.summary, "note": other.note}
     # A "</script>" in a text would end the data.
-    data = json.dumps({**content, "pictures": list(pictures)}, ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps({**content, "pictures": list(pictures)}, ensure_ascii=False, allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     template = resources.files("maze.core.rendering").joinpath("trajectory_page.html").read_text(encoding="utf-8")
     values = {
         "TITLE": html.escape(title if title is not None else f"Episode {episode.id}"),
@@ -231,7 +235,8 @@ def _shown_steps(
                 "state": summary.state,
                 "action": summary.action,
                 "reward": "" if summary.reward is None else f"{summary.reward:.6g}",
-                "total": summary.total,
+                # JSON has no infinite numbers; the chart keeps the last sum before them
+                "total": summary.total if math.isfinite(summary.total) else (steps[-1]["total"] if steps else 0.0),
                 "total_text": f"{summary.total:.6g}",
                 "outcome": summary.outcome,
                 "events": summary.events,

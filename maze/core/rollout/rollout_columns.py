@@ -110,8 +110,8 @@ class RolloutColumns:
         """Last observations of terminated episodes, if the vector environment keeps them."""
         self.last_actor_ids: list[ActorID] = []
         """Next actors after the last tick, by environment."""
-        self.last_observations: dict[StepKeyType, Row] = {}
-        """Their observations: rows `[n_envs, ...]` by sub-step key."""
+        self.renewed: list[int] = []
+        """Environments that do not continue the previous rollout because their worker was replaced."""
         self.actor_sequence: list[ActorID] | None = None
         """The actors of every environment step, in order; None if environments or steps differ in them."""
         self.hidden_states: InitialHiddenStates | None = None
@@ -145,7 +145,13 @@ class RolloutColumns:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the rollout without its storage: copies are read-only."""
-        return {**vars(self), "_all_by_tick": {}, "last_observations": {}, "hidden_states": None, "infos": None}
+        return {**vars(self), "_all_by_tick": {}, "hidden_states": None, "infos": None}
+
+    @property
+    def last_observations(self) -> dict[StepKeyType, Row]:
+        """Observations of the next actors after the last tick: rows `[n_envs, ...]` by sub-step key."""
+        by_key = {key: columns.observations for key, columns in self.substeps.items()}
+        return {key: {name: array[-1] for name, array in arrays.items()} for key, arrays in by_key.items()}
 
     @property
     def capacity(self) -> int:
@@ -227,6 +233,7 @@ class RolloutColumns:
         self.actor_done = None
         self.final_observations = []
         self.terminal_observations = []
+        self.renewed = []
         self.hidden_states = None
         if self.infos is not None:
             self.infos = []
@@ -247,7 +254,6 @@ class RolloutColumns:
         for columns in self.substeps.values():
             columns.finish(is_dense)
         self.last_actor_ids = last_actor_ids
-        self.last_observations = self.next_rows()
 
     def _find_actor_sequence(self, actors: Sequence[ActorID | None]) -> list[ActorID] | None:
         is_complete = self.step_complete.all(axis=1)

@@ -93,14 +93,13 @@ def _choosing_function(env: Any, policy: Policy, logits_shapes: LogitsShapes | N
     if logits_shapes is None:
         act = acting_in(env, policy)
         return lambda observation, actor, record: act(observation, actor)
-    compute_actions = policy.compute_actions  # type: ignore[attr-defined]  # of policies with logits
+    compute_action: Any = policy.compute_action  # of a TorchPolicy
 
     def choose(observation: Any, actor: ActorID, record: SpacesRecord) -> Any:
         logits = {key: np.zeros((1, *shape), np.float32) for key, shape in logits_shapes[actor.step_key].items()}
-        batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        actions = compute_actions(batch, actor, logits_out=logits)
+        action = compute_action(observation, env=env, actor_id=actor, logits_out=logits)
         record.logits = {key: value[0] for key, value in logits.items()}
-        return {key: value[0] for key, value in actions.items()}
+        return action
 
     return choose
 

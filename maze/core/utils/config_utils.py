@@ -69,9 +69,9 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     :param at_least: Smallest value allowed.
     :raises ConfigError: It is not a whole number, or too small.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < at_least:
         raise ConfigValueError(f"{key}: expected a whole number of at least {at_least}, found {value!r}.")
-    return value
+    return int(value)
 
 
 def positive_number(key: str, value: Any) -> float:
@@ -87,14 +87,13 @@ def positive_number(key: str, value: Any) -> float:
 def _number(
     key: str, value: Any, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
 ) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
     is_high = is_number and (value > minimum if above else value >= minimum)
     if not is_high or not (value < maximum if below else value <= maximum):
         lower = f"{'above' if above else 'of at least'} {minimum:g}"
         upper = "" if maximum == math.inf else f" and {'below' if below else 'at most'} {maximum:g}"
         raise ConfigValueError(f"{key}: expected a number {lower}{upper}, found {value!r}.")
-    checked: float = value
-    return checked
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -149,14 +148,14 @@ class CheckedConfig:
         return cls(**values)
 
     def require_integer(self, *names: str, minimum: int) -> None:
-        """Raise a `ConfigError` unless the fields are integers of at least `minimum`."""
+        """Raise a `ConfigError` unless the fields are integers of at least `minimum`; NumPy's become Python's."""
         for name in names:
-            whole_number(f"{self.section}.{name}", getattr(self, name), minimum)
+            setattr(self, name, whole_number(f"{self.section}.{name}", getattr(self, name), minimum))
 
     def require_number(
         self, name: str, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
     ) -> None:
-        """Raise a `ConfigError` unless the field is a finite number in the given range.
+        """Raise a `ConfigError` unless the field is a finite number in the given range; NumPy's become Python's.
 
         :param name: Name of the field.
         :param minimum: Smallest number allowed.
@@ -164,7 +163,8 @@ class CheckedConfig:
         :param above: Whether `minimum` itself is excluded.
         :param below: Whether `maximum` itself is excluded.
         """
-        _number(f"{self.section}.{name}", getattr(self, name), minimum, maximum, above=above, below=below)
+        key = f"{self.section}.{name}"
+        setattr(self, name, _number(key, getattr(self, name), minimum, maximum, above=above, below=below))
 
     def require_choice(self, name: str, choices: Collection[Any]) -> None:
         """Raise a `ConfigError` unless the field is one of `choices`."""

@@ -188,6 +188,7 @@ class GymCoreEnv(CoreEnv):
         elif truncated:
             done = info[TRUNCATION_KEY] = True
         try:
+            reward = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
             return self._maze_state, float(reward), bool(done), info
         except TypeError as error:
             raise EnvironmentContractError(

@@ -34,7 +34,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
 
     CLONED = ("_observation", "_original")
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_tap", "_actions", "_actor_id", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_tap", "_actions", "_actor_id")
 
     def __init__(
         self, env: MazeEnv[Any], observation_logging: bool, action_logging: bool, reward_logging: bool
@@ -53,7 +53,6 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
-        self._context = self.env.context
         self._actor_id = self.env.actor_id
         self._tap = MazeEnvTap.install(self.env) if self.observation_logging or self.reward_logging else None
         action_spaces: Mapping[StepKeyType, spaces.Space[Any]] = self.env.action_spaces_dict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -88,19 +88,12 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
 
     CLONED = ("_observation",)
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_context")
-
     def __init__(self, env: MazeEnv[Any], plot_function: str | PlotFunction | None) -> None:
         where = "ObservationVisualizationWrapper.plot_function"
         self.plot_function = locate(plot_function, where) if isinstance(plot_function, str) else plot_function
         self._observation: Any = None
         super().__init__(env)
         self.observation_events = self._context.event_service.create_event_topic(ObservationVisualizationEvents)
-
-    @override(Wrapper)
-    def _bind(self) -> None:
-        super()._bind()
-        self._context = self.env.context
 
     @override(Wrapper)
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:

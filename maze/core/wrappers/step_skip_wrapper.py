@@ -37,7 +37,7 @@ class StepSkipWrapper(Wrapper[Any]):
 
     keeps_observations_and_actions = True
 
-    CLONED = ("_actions", "_decisions", "_earned", "_left", "_n_decisions", "_first_of_step", "_is_step_over")
+    CLONED = ("_actions", "_decisions", "_earned", "_left", "_n_decisions", "_is_step_over")
 
     def __init__(self, env: Any, n_steps: int, skip_mode: str = "sticky") -> None:
         if type(n_steps) is not int or n_steps < 1 or skip_mode not in _MODES:
@@ -59,14 +59,14 @@ class StepSkipWrapper(Wrapper[Any]):
         """Per-actor rewards by decision since the agent's last complete step."""
         self._left: set[int] = set()
         """Last decisions of actors that left in the agent's sub-step."""
-        self._n_decisions = self._first_of_step = 0
+        self._n_decisions = 0
         self._is_step_over = True
 
     @override(Wrapper)
     def step(self, action: Any) -> Any:
         env = self.env
         if self._is_step_over:
-            self._earned, self._first_of_step = {}, self._n_decisions
+            self._earned = {}
         self._left = set()
         self._actions = {**self._actions, env.actor_id(): (self._n_decisions, action)}
         self._n_decisions += 1
@@ -124,8 +124,7 @@ class StepSkipWrapper(Wrapper[Any]):
         """Return the rewards of the agent's decisions in its last step, `[n_actors]`; `None`: there are none."""
         if not self._earned:
             return None
-        first = min(self._first_of_step, *self._earned)
-        return np.array([self._earned.get(number, 0.0) for number in range(first, self._n_decisions)])
+        return np.array([self._earned.get(number, 0.0) for number in range(min(self._earned), self._n_decisions)])
 
     @override(Wrapper)
     def reset(self, **kwargs: Any) -> Any:

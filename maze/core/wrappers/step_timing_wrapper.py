@@ -85,7 +85,7 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
 
     keeps_observations_and_actions = True
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_probes", "_layers", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_probes", "_layers")
 
     def __init__(self, env: MazeEnv[Any]) -> None:
         layers: list[Any] = [env]
@@ -102,7 +102,6 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
-        self._context = self.env.context
         probes: list[Any] = [self.env]
         while not issubclass(type(probes[-1].env), MazeEnv):
             probes.append(probes[-1].env.env)

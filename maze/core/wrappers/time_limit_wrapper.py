@@ -27,7 +27,7 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
 
     CLONED = ("_elapsed_steps", "_max_episode_steps", "_next_seed")
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_get_env_time", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_get_env_time")
 
     def __init__(self, env: Any, max_episode_steps: int | None = None) -> None:
         self.set_max_episode_steps(max_episode_steps)
@@ -41,7 +41,6 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
     def _bind(self) -> None:
         super()._bind()
         self._get_env_time = self.env.get_env_time if isinstance(self.env, TimeEnvMixin) else None
-        self._context = getattr(self.env, "context", None) if not self._is_gymnasium else None
 
     def set_max_episode_steps(self, max_episode_steps: int | None) -> None:
         """Set the limit, valid from the next step on.

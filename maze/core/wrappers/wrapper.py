@@ -114,7 +114,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     :param env: The environment to wrap.
     """
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
+    TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium", "_context")
     """Attributes set by :meth:`_bind`; they are neither pickled nor copied."""
 
     CLONED: ClassVar[tuple[str, ...]] = ()
@@ -154,6 +154,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         self._env_step = env.step
         self._env_reset = env.reset
         self._is_gymnasium = isinstance(env, gymnasium.Env)
+        self._context: Any = None if self._is_gymnasium else getattr(env, "context", None)
 
     def step(self, action: Any) -> Any:
         """Step the environment: four values, or five around a gymnasium environment."""
@@ -344,18 +345,11 @@ class RewardWrapper(Wrapper[EnvType], ABC):
 
     keeps_observations_and_actions = True
 
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_context")
-
     CLONED: ClassVar[tuple[str, ...]] = ("_rewards", "_is_step_over")
 
     _rewards: tuple[tuple[Any, Any], ...] = ()
     """Original and converted reward of each sub-step of the latest environment step."""
     _is_step_over = True
-
-    @override(Wrapper)
-    def _bind(self) -> None:
-        super()._bind()
-        self._context: Any = None if self._is_gymnasium else getattr(self.env, "context", None)
 
     @override(Wrapper)
     def reset(self, *args: Any, **kwargs: Any) -> Any:

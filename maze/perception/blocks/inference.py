@@ -67,13 +67,13 @@ class InferenceBlock(PerceptionBlock):
                 "Check the keys of the observation."
             ) from error
         for block, keys in self._steps:
-            tensors.update(block({key: tensors[key] for key in keys}))
+            tensors = {**block({key: tensors[key] for key in keys}), **tensors}  # given tensors take precedence
         return {key: tensors[key] for key in self.out_keys}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         places = {key: inputs[key] for key in self.used_in_keys}
         for block, keys in self._steps:
-            places.update(reader.module(block, {key: places[key] for key in keys}))
+            places = {**reader.module(block, {key: places[key] for key in keys}), **places}
         return {key: places[key] for key in self.out_keys}
 
     @override(PerceptionBlock)

@@ -43,6 +43,9 @@ class Placement(ABC):
     """Seconds that a step or a reset of an environment may take. A wrapper of the environment raises an error after
     that; the backend ends worker processes in which native code of the environment does not return."""
 
+    wait_for: float = 1.0
+    """Share of the fragments that an update waits for; 1: all, so results do not depend on timing."""
+
     env_groups: int = 1
     """Number of groups of environments with a policy each, see
     :class:`~maze.train.parallelization.distributed_actors.env_groups.GroupedVectorEnv`."""
@@ -79,10 +82,14 @@ class Placement(ABC):
         """Release the resources shared by all environments, which are closed already."""
 
     def workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
-        """Make workers that collect rollouts into a replay buffer; all backends collect the same.
+        """Make workers that collect rollouts into a replay buffer; all backends collect the same if they wait for all.
 
         :param arguments: Arguments of `BaseDistributedWorkersWithBuffer`.
         """
+        if self.wait_for < 1:
+            from maze.train.parallelization.distributed_actors.first_fragment_workers import FirstFragmentWorkers
+
+            return FirstFragmentWorkers(**arguments, make_env=self.vector_env, wait_for=self.wait_for)
         from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
             DummyDistributedWorkersWithBuffer,
         )
@@ -121,9 +128,10 @@ class Processes(Placement):
     :param start_method: Start method of processes: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     :param n_workers: Number of worker processes of a vector environment; `None`: number of CPUs, or of groups, which
         is `runner.env_groups` or otherwise the number of environments.
-    :param wait_for: Share of the groups that an update of A2C and PPO waits for; 1: all, so results do not depend on
-        timing. The other groups continue; their fragments belong to a later update.
-    :param max_fragment_age: Maximum age of such a fragment in updates; older fragments are dropped.
+    :param wait_for: Share of the groups that an update of A2C and PPO waits for, and of the rollouts that an update of
+        SAC and DQN waits for; 1: all, so results do not depend on timing. The other groups continue; their fragments
+        belong to a later update.
+    :param max_fragment_age: Maximum age of such a fragment in updates of A2C and PPO; older fragments are dropped.
     :param max_restarts: Maximum number of consecutive replacements of a process that ends or whose environment fails.
     """
 
@@ -148,7 +156,7 @@ class Processes(Placement):
                 self.start_method,
                 groups,
                 timeout,
-                n_slots=8,  # of the policy's parameters, each of which late fragments may still use
+                n_slots=len(groups) + 8,  # of the policy's parameters, each of which late fragments may still use
                 modules=[EnvGroups.__module__],
                 max_restarts=self.max_restarts,
             )

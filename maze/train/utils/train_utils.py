@@ -44,8 +44,6 @@ def compute_gradient_norm(params: Iterable[torch.Tensor]) -> float:
 
     :param params: Of any shape `[...]`.
     """
-    import torch
-
     return float(torch.nn.utils.get_total_norm(param.grad.detach() for param in params if param.grad is not None))
 
 
@@ -58,8 +56,6 @@ def stack_torch_dict_list(
     :param dim: Position of the new dimension.
     :raises ValueError: The dictionaries have different keys.
     """
-    import torch
-
     keys = dict_list[0].keys()
     for index, other in enumerate(dict_list):
         if other.keys() != keys:

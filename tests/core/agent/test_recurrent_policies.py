@@ -127,6 +127,16 @@ def test_rollouts_of_one_and_of_many_environments_act_equally():
     assert len(expected) == 8
 
 
+def test_logits_recorded_in_one_environment_equal_those_of_many():
+    policy, found = varied(policy_for(counting())), []
+    for env in (counting(), SequentialVectorEnv([counting])):
+        generator = RolloutGenerator(env, record_logits=True)
+        policy.seed(1)
+        steps = [step for n_steps in (3, 5) for step in generator.rollout(policy, n_steps).step_records]
+        found.append([np.ravel(step.logits[0]["move"]) for step in steps])
+    np.testing.assert_allclose(*found, atol=1e-6)
+
+
 def test_deployment_keeps_hidden_states_within_an_episode_only():
     policy = varied(policy_for(counting()))
     simulation, actions = counting().core_env, []

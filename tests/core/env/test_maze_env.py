@@ -91,13 +91,14 @@ class RelayEnv(CoreEnv):
 
     ACTORS = (ActorID("a", 0), ActorID("a", 1), ActorID("b", 0))
 
-    def __init__(self, reward=1, last=10**6):
+    def __init__(self, reward=1, last=10**6, **more):
         super().__init__()
         self.turn, self.reward, self.last = 0, reward, last
+        self.info = more.get("info", {})
 
     def step(self, maze_action):
         self.turn += 1
-        return self.get_maze_state(), self.reward, self.turn >= self.last, {}
+        return self.get_maze_state(), self.reward, self.turn >= self.last, self.info
 
     def reset(self):
         self.turn = 0
@@ -215,6 +216,14 @@ def test_a_vector_reward_is_refused_with_the_way_to_attribute_it():
     env = relay_env(reward=np.array([1.0, 2.0]))
     env.reset()
     with pytest.raises(EnvironmentContractError, match=r"RelayEnv.*get_actor_rewards"):
+        env.step({"number": 0})
+
+
+@pytest.mark.parametrize("info", [None, [], "ok"])
+def test_an_info_that_is_no_dictionary_is_named(info):
+    env = relay_env(info=info)
+    env.reset()
+    with pytest.raises(EnvironmentContractError, match=r"RelayEnv.step: expected \(state, reward, done, info\), found"):
         env.step({"number": 0})
 
 

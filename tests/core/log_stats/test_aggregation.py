@@ -473,3 +473,20 @@ def test_an_aggregator_restored_from_its_state_continues_exactly():
     play(uninterrupted, 4)
     play(second, 4)
     assert second.epoch.reduce() == uninterrupted.epoch.reduce()
+
+
+def test_cumulative_statistics_of_a_copy_and_of_a_stored_state_are_independent_of_the_original():
+    original, copy, restored = (LogStatsAggregator(LogStatsLevel.EPOCH) for _ in range(3))
+    median = LogStatsKey(CuttingEvents.profit, "median_so_far", None)
+
+    def epoch(aggregator, value):
+        aggregator.add_value(CuttingEvents.profit, value)
+        return aggregator.reduce()[median]
+
+    assert epoch(original, 1) == 1
+    copy.copy_inputs_from(original)
+    state = original.state()
+    assert epoch(copy, 101) == 51  # the median of 1 and 101
+    assert epoch(original, 3) == 2  # of 1 and 3
+    restored.load_state(state)
+    assert epoch(restored, 5) == 3  # of 1 and 5

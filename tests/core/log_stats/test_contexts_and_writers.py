@@ -266,6 +266,26 @@ def test_tensorboard_itself_reads_the_files(tmp_path):
     assert set(accumulator.Tags()["tensors"]) == {"job_config/text_summary", "command/text_summary"}
 
 
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.3, 0.1 + 0.2],  # the same sum in another order
+        [1e17, 1e17],  # floats of this size are 16 apart
+        [0.0, 5e-324],
+        [-2.0, 3.0],
+    ],
+)
+def test_rewards_that_differ_by_rounding_have_a_histogram_and_a_figure(tmp_path, rewards):
+    with StatsContext():
+        setup_logging("lr: 0.5", log_dir=tmp_path)
+        log_stats({LogStatsKey(RewardEvents.reward_original, None, None): rewards}, "train")
+    values = {v.tag: v for event in read_event_file(event_file(tmp_path)).events for v in event.summary.value}
+    histogram = values["train_RewardEvents/reward_original"].histo
+    assert (histogram.min, histogram.max, sum(histogram.bucket)) == (*rewards, len(rewards))
+    assert all(np.diff(histogram.bucket_limit) > 0)
+    assert values["train_RewardEvents/reward_original/figure"].HasField("image")
+
+
 def test_a_figure_that_cannot_be_rendered_causes_one_warning(tmp_path, caplog):
     class Events(ABC):
         @define_plot(lambda value: 1 / 0)

@@ -11,7 +11,7 @@ import pytest
 
 from maze.core.errors import ConfigError
 from maze.core.rendering.offscreen import RecordedFramesRenderer, step_picture
-from maze.core.rendering.trajectory_page import main, write_trajectory_page
+from maze.core.rendering.trajectory_page import main, text_of, write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import (
     SpacesTrajectoryRecord,
@@ -61,6 +61,34 @@ def test_text_of_the_episode_cannot_become_part_of_the_page(tmp_path):
     assert data["steps"][0]["state"].endswith("</script><script>alert(1)</script>$TITLE")
     assert "<b>" not in page
     assert "alert(1)" not in page
+
+
+@pytest.mark.parametrize(
+    ("array", "shown"),
+    [
+        (np.arange(100), "array of shape (100,), int64, from 0 to 99"),
+        (np.ones((9, 9), np.bool_), "array of shape (9, 9), bool, from 1 to 1"),
+        (np.full(65, "steel"), "array of shape (65,), <U5"),
+        (np.full(65, None), "array of shape (65,), object"),
+        (np.zeros(65, "datetime64[s]"), "array of shape (65,), datetime64[s]"),
+        (np.full(2, "steel"), "['steel', 'steel']"),
+    ],
+)
+def test_arrays_of_any_type_in_a_state_are_shown(array, shown):
+    assert text_of(array) == shown
+
+
+@pytest.mark.parametrize("penalty", [-np.inf, np.nan])
+def test_a_page_of_an_episode_with_an_infinite_reward_can_be_parsed(tmp_path, penalty):
+    played = episode()
+    played.step_records[1].reward = penalty
+    found = re.search(
+        '<script id="data".*?>(.*?)</script>', write_trajectory_page(played, tmp_path / "a.html").read_text()
+    )
+    steps = json.loads(found[1], parse_constant=pytest.fail)["steps"]  # browsers know no NaN and no Infinity
+    first = played.step_records[0].reward
+    assert [step["total"] for step in steps][:2] == [first, first]
+    assert [step["total_text"] for step in steps][1] == str(penalty)
 
 
 def test_equal_pictures_are_stored_once(tmp_path):

@@ -33,6 +33,7 @@ from maze_envs.packing.bin_packing import BinPackingEnv
 from tests.train.parallelization.toy_envs import counting_env
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
 
+pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 
@@ -233,3 +234,28 @@ def test_a_table_is_read_as_episodes(tmp_path: Path) -> None:
     pd.DataFrame({"reward": [1.0]}).to_parquet(path)
     with pytest.raises(CheckpointError, match=r"expected the columns \['episode_id', 'step', 'observation.<entry>'"):
         list(read_parquet(path))
+
+
+def test_empty_cells_of_a_table_count_as_missing_columns(tmp_path: Path) -> None:
+    rows = pa.table(
+        {
+            "episode_id": ["a", "a", "b"],
+            "step": [0, 1, 0],
+            "reward": [1.0, 2.0, 3.0],
+            "observation.load": [[0.1], [0.2], [0.3]],
+            "action.valve": [0, 1, 1],
+            "step_key": pa.array([None] * 3, pa.string()),
+            "agent_id": [None, 0, None],
+            "done": [None, True, None],
+            "propensity": [0.25, None, 0.5],
+        }
+    )
+    pq.write_table(rows, tmp_path / "a.parquet")
+    data = LoggedSteps.of_dataset(InMemoryDataset(tmp_path / "a.parquet"))
+    assert (data.step_keys, data.agent_ids.tolist()) == ([0, 0, 0], [0, 0, 0])
+    assert data.propensities[[0, 2]].tolist() == [0.25, 0.5]
+    assert np.isnan(data.propensities[1])
+    assert (data.terminated.tolist(), data.truncated.tolist()) == ([False, True, False], [False, False, True])
+    pq.write_table(rows.set_column(1, "step", pa.array([0, None, 0])), tmp_path / "a.parquet")
+    with pytest.raises(CheckpointError, match="expected a value in each row of step, found none"):
+        list(read_parquet(tmp_path / "a.parquet"))

@@ -2,11 +2,20 @@
 
 import pickle
 import sys
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from maze.core.errors import ConfigError
-from maze.core.utils.config_utils import EnvFactory, list_to_dict, make_env_from_hydra, read_config, read_hydra_config
+from maze.core.utils.config_utils import (
+    CheckedConfig,
+    EnvFactory,
+    list_to_dict,
+    make_env_from_hydra,
+    read_config,
+    read_hydra_config,
+)
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 
@@ -21,6 +30,29 @@ def test_lists_become_mappings_from_their_indices_and_mappings_stay():
     assert list_to_dict(["a", "b"]) == {0: "a", 1: "b"}
     mapping = {"x": 1}
     assert list_to_dict(mapping) is mapping
+
+
+@dataclass
+class Checked(CheckedConfig):
+    section = "own"
+    n_epochs: int = 1
+    lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.require_integer("n_epochs", minimum=1)
+        self.require_number("lr", 0.0, above=True)
+
+
+def test_numbers_of_numpy_are_numbers_of_a_configuration():
+    found = Checked(np.arange(1, 4)[2], np.float32(0.5))
+    assert (found, type(found.n_epochs), type(found.lr)) == (Checked(3, 0.5), int, float)
+    for values, message in (
+        ((np.bool_(True), 0.1), "own.n_epochs"),
+        ((2.0, 0.1), "own.n_epochs"),
+        ((1, "1"), "own.lr"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{message}: expected a .*number"):
+            Checked(*values)
 
 
 def test_files_are_read_with_interpolations_and_faults_are_named(tmp_path):

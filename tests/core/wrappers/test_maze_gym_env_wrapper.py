@@ -296,6 +296,16 @@ def test_an_argument_that_the_environment_does_not_take_is_named():
         make_gym_maze_env("CartPole-v1", foo=1)
 
 
+def test_rewards_of_gymnasium_may_be_arrays_of_one_number():
+    class Rewarding(Echo):
+        def step(self, action):
+            return *super().step(action)[:1], np.array([2.5]), False, False, {}
+
+    env = GymMazeEnv(Rewarding(spaces.Discrete(2)))
+    env.reset()
+    assert env.step({"action": 0})[1] == 2.5
+
+
 class Overflowing(gymnasium.Env):
     """An observation of another dtype than its space, which the dtype of the space cannot hold in the 30th step."""
 

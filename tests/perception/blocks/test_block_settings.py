@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from maze.core.errors import ConfigError
@@ -91,3 +92,15 @@ def test_settings_that_do_not_fit_are_named(build, message):
 def test_shapes_that_do_not_fit_are_errors_at_shape_inference_that_name_the_block(block):
     with pytest.raises(ConfigError, match=rf"{type(block).__name__} \(out\): .*(cannot process|batch dimension)"):
         block.out_shapes()
+
+
+def test_sizes_may_be_the_numbers_and_arrays_that_spaces_of_gymnasium_state():
+    category, machines = spaces.Discrete(3, start=2), spaces.MultiDiscrete([2, 3], start=[1, 1])
+    encoded = blocks.CategoryEncodingBlock("x", "out", [()], category.n, start=category.start)
+    assert encoded({"x": torch.tensor([2, 4])})["out"].tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    encoded = blocks.CategoryEncodingBlock("x", "out", [(2,)], machines.nvec, start=machines.start)
+    assert encoded({"x": torch.tensor([[2, 3]])})["out"].tolist() == [[0.0, 1.0, 0.0, 0.0, 1.0]]
+    shapes = [(5,), (5,)]
+    masked = blocks.ActionMaskingBlock(["logits", "mask"], "out", shapes, len(machines.nvec), machines.nvec)
+    mask = torch.tensor([[1.0, 0.0, 0.0, 0.0, 1.0]])
+    assert (masked({"logits": torch.zeros(1, 5), "mask": mask})["out"] == 0.0).tolist() == mask.bool().tolist()

@@ -79,6 +79,23 @@ def test_inputs_cut_a_larger_graph_in_the_middle():
     assert torch.equal(head({"latent": embedding})["value"], value({"latent": embedding})["value"])
 
 
+class Doubling(PerceptionBlock):
+    """Return its input, and twice its input."""
+
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        return {key: factor * block_input["x"] for factor, key in enumerate(self.out_keys, start=1)}
+
+
+def test_a_given_tensor_is_not_replaced_by_a_block_that_also_produces_it():
+    net = {
+        "both": Doubling("x", ["once", "twice"], (1,)),
+        "joined": ConcatenationBlock(["once", "twice"], "joined", [(1,), (1,)], -1),
+    }
+    block = InferenceBlock(["x", "twice"], ["joined", "twice"], [(1,), (1,)], net)
+    outputs = block({"x": torch.ones(1, 1), "twice": torch.full((1, 1), 7.0)})
+    assert (outputs["joined"].tolist(), outputs["twice"].tolist()) == ([[1.0, 7.0]], [[7.0]])
+
+
 def test_an_input_can_also_be_an_output():
     block = InferenceBlock(["x", "y"], ["x", "z"], [(2,), (2,)], {"z": link("y", "z")})
     assert block.out_shapes() == [(2,), (2,)]

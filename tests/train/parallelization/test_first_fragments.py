@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +29,7 @@ class VirtualPool:
         self._n_steps, self._sigma = n_steps, sigma
         self._rng = np.random.default_rng(0)
         self._ends: list[tuple[float, int, Task]] = []
+        self.slowness: dict[int, int] = {}
         self.now = 0.0
         self.n_restarts = 0
         self.begun: list[tuple[float, int]] = []
@@ -34,12 +37,13 @@ class VirtualPool:
 
     def submit(self, actor: int, *_: Any) -> Task:
         task = Task(actor, "", "", (), result=Fragment(EMPTY, [], []))
-        steps = self._rng.lognormal(-(self._sigma**2) / 2, self._sigma, self._n_steps)
+        steps = self._rng.lognormal(-(self._sigma**2) / 2, self._sigma, self._n_steps) * self.slowness.get(actor, 1)
         heapq.heappush(self._ends, (self.now + steps.sum(), id(task), task))
         self.begun.append((self.now, actor))
         return task
 
     def finished(self, tasks: Sequence[Task], n_wanted: int = 1) -> list[Task]:
+        assert len(tasks) == len(self._ends)
         done = []
         for _ in range(n_wanted):
             end, _, task = heapq.heappop(self._ends)
@@ -93,3 +97,30 @@ def test_a_late_group_starts_the_next_fragment_when_it_delivers() -> None:
     begun = set(pool.begun)
     assert n_late > 60
     assert sum(end in begun for end in pool.ended) >= n_late
+
+
+def test_groups_that_fill_a_replay_buffer_never_wait_for_each_other() -> None:
+    pool = VirtualPool(10, PLAN.n_steps, sigma=0.0)
+    pool.slowness = {3: 20}
+    groups: Any = VirtualGroups(pool)
+    env = FirstFragments(groups, ENVS["flat"], env_slices(10, 10), None, wait_for=0.9, max_age=math.inf)
+    policy = make_policy(ENVS["flat"])
+    arrived = [index for _ in range(100) for index, _ in env.collect_first(policy, PLAN, 9, 10)]
+    assert pool.now == 100 * PLAN.n_steps  # nothing but the steps of the fast environments takes time
+    n_arrived = Counter(arrived)
+    assert n_arrived.pop(3) == 4
+    assert set(n_arrived.values()) == {99, 100}  # those of the slow one count among the nine of an update
+    assert {(end, actor) for end, actor in pool.ended} <= set(pool.begun)  # each begins again when it delivers
+    assert len(pool.begun) - len(pool.ended) == 10  # and all of them step while the learner learns
+
+
+def test_fragments_above_the_maximum_are_taken_first_next_time() -> None:
+    class Instant(VirtualPool):
+        def finished(self, tasks: Sequence[Task], n_wanted: int = 1) -> list[Task]:
+            return list(tasks)
+
+    groups: Any = VirtualGroups(Instant(4, 1, 0.0))
+    env = FirstFragments(groups, ENVS["flat"], env_slices(4, 4), None, wait_for=0.5, max_age=math.inf)
+    policy = make_policy(ENVS["flat"])
+    taken = [[index for index, _ in env.collect_first(policy, PLAN, 2, 3)] for _ in range(4)]
+    assert taken == [[0, 1, 2], [3, 0, 1], [2, 3, 0], [1, 2, 3]]

@@ -177,7 +177,7 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
 
     `episode_id`, `step`, `reward`, `observation.<entry>` and `action.<entry>` are required. By default there is one
     actor (`step_key` 0, `agent_id` 0), and episodes without a row that is `done` are truncated. `propensity` is the
-    probability (density) of the action under the policy that acted.
+    probability (density) of the action under the policy that acted. Empty cells count as missing columns.
 
     :param path: The file.
     :param env: The environment, for shapes of arrays and sub-step keys; `None`: arrays are flat.
@@ -204,7 +204,10 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
     order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
     episode: SpacesTrajectoryRecord | None = None
     step: Any = None
-    for row in table.sort_by(order).to_pylist():
+    for cells in table.sort_by(order).to_pylist():
+        row = {name: cell for name, cell in cells.items() if cell is not None}  # an empty cell is a missing column
+        if empty := {"episode_id", "step"}.difference(row):
+            raise CheckpointError(f"{path}: expected a value in each row of {' and '.join(sorted(empty))}, found none.")
         if episode is None or episode.id != row["episode_id"]:
             if episode is not None:
                 yield episode
@@ -215,12 +218,12 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
             {
                 name.removeprefix(f"{kind}."): _value(row[name], spaces_of.get(kind, {}).get(key), name)
                 for name in names
-                if row[name] is not None
+                if name in row
             }
             for kind, names in fields.items()
         )
         info = {TRUNCATION_KEY: bool(row.get("truncated")), PROPENSITY: row.get("propensity", np.nan)}
-        reward = None if row["reward"] is None else float(row["reward"])
+        reward = float(row["reward"]) if "reward" in row else None
         actor = ActorID(key, int(row.get("agent_id", 0)))
         if step != row["step"]:
             episode.append(StructuredSpacesRecord())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,10 +47,11 @@ class ActionMaskingBlock(FunctionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         self.num_actors = num_actors
-        self.num_of_actor_actions = num_of_actor_actions
+        n_each: Any = num_of_actor_actions
+        self.num_of_actor_actions = n_each = np.ravel(n_each).tolist() if np.ndim(n_each) else n_each  # maybe `nvec`
         self.require_valid_action = require_valid_action
         logits_shape, mask_shape = (tuple(shape) for shape in self.in_shapes)
-        n_logits, n_each = logits_shape[-1], num_of_actor_actions
+        n_logits = logits_shape[-1]
         has_actor_dim = num_actors > 1 and logits_shape[-2:-1] == (num_actors,) and n_each in (None, n_logits)
         if has_actor_dim:
             self._group_sizes = [n_logits]

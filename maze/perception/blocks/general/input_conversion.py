@@ -46,8 +46,9 @@ class CategoryEncodingBlock(FunctionBlock):
         super().__init__(in_keys, out_keys, in_shapes)
         shape = tuple(self.in_shapes[0])
         self.n_dims = len(shape)
-        if not isinstance(num_categories, int):
-            fitting = [n for n in range(len(shape) + 1) if math.prod(shape[len(shape) - n :]) == len(num_categories)]
+        if np.ndim(num_categories):
+            n_given = np.size(num_categories)
+            fitting = [n for n in range(len(shape) + 1) if math.prod(shape[len(shape) - n :]) == n_given]
             self.n_dims = max(fitting, default=self.n_dims)
         n_entries = math.prod(shape[len(shape) - self.n_dims :])
         self.num_categories = self._one_for_each("num_categories", num_categories, n_entries)
@@ -94,14 +95,15 @@ class CategoryEncodingBlock(FunctionBlock):
         return encoded[..., :total]
 
     def _one_for_each(self, name: str, value: int | Sequence[int], n_entries: int) -> list[int]:
-        if isinstance(value, int):
-            return [value] * n_entries
-        if len(value) != n_entries:
+        numbers = [int(number) for number in np.ravel(value)]  # spaces state NumPy's numbers and arrays
+        if not np.ndim(value):
+            return numbers * n_entries
+        if len(numbers) != n_entries:
             raise ConfigAssertionError(
-                f"{self.block_name}: `{name}` has {len(value)} numbers, but the input {self.in_keys[0]!r} of the shape "
-                f"{tuple(self.in_shapes[0])} has {n_entries} entries."
+                f"{self.block_name}: `{name}` has {len(numbers)} numbers, but the input {self.in_keys[0]!r} of the "
+                f"shape {tuple(self.in_shapes[0])} has {n_entries} entries."
             )
-        return [int(number) for number in value]
+        return numbers
 
 
 _RESOLUTION = 1e-7

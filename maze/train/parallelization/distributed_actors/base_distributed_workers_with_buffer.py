@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from maze.core.env.structured_env import ActorID
 from maze.train.parallelization.distributed_actors.distributed_actors import EpisodeCollector
 from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds
-from maze.train.trainers.common.replay_buffer.rows import record_of_batch
+from maze.train.trainers.common.replay_buffer.rows import RolloutRows, record_of_batch
+from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.maze_env import MazeEnv
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 
@@ -56,6 +58,9 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         self.env_instance_seeds = checked_seeds(env_instance_seeds, n_workers)
         self.replay_buffer = replay_buffer
         super().__init__()
+        self.n_env_steps = n_rollout_steps * rollouts_per_iteration
+        """Number of environment steps of the latest collection."""
+        self._actors: list[ActorID] = []
         self.is_ahead = False
         """Whether the rollouts of the next collection were started in advance."""
 
@@ -67,12 +72,28 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
     def stop(self) -> None:
         """Close the environments."""
 
-    @abstractmethod
     def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
         """Update the behaviour policy.
 
         :param state_dict: The new weights.
         """
+        self.worker_policy.load_state_dict(state_dict)
+
+    def _prepared(self, env: StructuredVectorEnv, seeds: Sequence[int], sizes: Sequence[int]) -> list[RolloutRows]:
+        """Seed environments and allocate the buffer.
+
+        :param env: The environments.
+        :param seeds: Their seeds.
+        :param sizes: Number of environments of each of their groups.
+        :return: Converters to rows, one for each group.
+        """
+        env.epoch_stats = self.epoch_stats
+        env.seed(seeds)
+        spaces = (env.observation_spaces_dict, env.action_spaces_dict)
+        self._actors = fixed_actors(env.agent_counts_dict)
+        item_length = 1 if self.split_rollouts_into_transitions else self.n_rollout_steps
+        self.replay_buffer.allocate(self._actors, *spaces, item_length)
+        return [RolloutRows(self._actors, *spaces, size, item_length) for size in sizes]
 
     @abstractmethod
     def collect_rollouts(self) -> tuple[float, float, float]:
@@ -94,9 +115,10 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         """
 
     @property
-    @abstractmethod
     def actors(self) -> list[ActorID]:
         """The actors of an environment step, in their order."""
+        self.start()
+        return self._actors
 
     def sample_batch(self, learner_device: str) -> StructuredSpacesRecord:
         """Sample a batch from the buffer.

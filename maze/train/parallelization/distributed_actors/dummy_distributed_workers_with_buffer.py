@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.env.structured_env import ActorID
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.worker_pool import env_slices
@@ -27,7 +26,7 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     load_joint_state,
 )
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
-from maze.train.trainers.common.replay_buffer.transitions import TransitionRows, fixed_actors
+from maze.train.trainers.common.replay_buffer.transitions import TransitionRows
 
 _CLOSE_SECONDS = 1.0
 """Seconds to wait for rollouts in progress before their environments are closed."""
@@ -86,7 +85,6 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         self._groups = []
         self._collecting: Future[list[TransitionRows]] | None = None
         self._turn = 0
-        self._actors: list[ActorID] = []
 
     @override(BaseDistributedWorkersWithBuffer)
     def start(self) -> None:
@@ -95,13 +93,8 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         size = math.gcd(self.n_workers, self.rollouts_per_iteration)
         for first in range(0, self.n_workers, size):
             env = self._make_env(self.env_factory, size)
-            env.epoch_stats = self.epoch_stats
-            env.seed(self.env_instance_seeds[first : first + size])
-            generator, spaces = RolloutGenerator(env), (env.observation_spaces_dict, env.action_spaces_dict)
-            self._actors = fixed_actors(env.agent_counts_dict)
-            item_length = 1 if self.split_rollouts_into_transitions else self.n_rollout_steps
-            self.replay_buffer.allocate(self._actors, *spaces, item_length)
-            rows = RolloutRows(self._actors, *spaces, size, item_length)
+            (rows,) = self._prepared(env, self.env_instance_seeds[first : first + size], [size])
+            generator = RolloutGenerator(env)
             self._groups.append(_Group(env, generator, generator.allocate(self.n_rollout_steps), rows))
 
     @override(BaseDistributedWorkersWithBuffer)
@@ -112,10 +105,6 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         for group in self._groups:
             group.env.close()
         self._groups.clear()
-
-    @override(BaseDistributedWorkersWithBuffer)
-    def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
-        self.worker_policy.load_state_dict(state_dict)
 
     @override(BaseDistributedWorkersWithBuffer)
     def collect_rollouts(self) -> tuple[float, float, float]:
@@ -156,12 +145,6 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     def _add(self, collected: list[TransitionRows]) -> None:
         for rows in collected:
             self.replay_buffer.add_rows(rows)
-
-    @property
-    @override(BaseDistributedWorkersWithBuffer)
-    def actors(self) -> list[ActorID]:
-        self.start()
-        return self._actors
 
     @override(BaseDistributedWorkersWithBuffer)
     def state_dict(self) -> dict[str, Any]:

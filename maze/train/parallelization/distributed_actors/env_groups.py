@@ -78,6 +78,7 @@ def join_rollouts(rollouts: Sequence[RolloutColumns], columns: RolloutColumns) -
             ends += [
                 entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index) for entry in own
             ]
+        columns.renewed += [envs.start + index for index in rollout.renewed]
         last_actor_ids += rollout.last_actor_ids
         first_ticks.append(first_tick)
         places.append(envs)
@@ -152,6 +153,7 @@ class EnvGroup:
     :param name: Name of the group in messages.
     :param seeds: A seed for each environment; empty: they are seeded later.
     :param wrappers: Learned statistics of the wrappers of each environment; empty: none.
+    :param is_replacement: Whether the group replaces one that was lost.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class EnvGroup:
         name: str,
         seeds: Sequence[Any] = (),
         wrappers: Sequence[Any] = (),
+        is_replacement: bool = False,
     ) -> None:
         env = self.env = make_env(env_factory, n_envs)
         self._name = name
@@ -169,6 +172,7 @@ class EnvGroup:
         self._columns: dict[tuple[int, bool], RolloutColumns] = {}
         self._episodes: list[LogStats] = []
         self._token = -1
+        self._is_replacement = is_replacement
         env.epoch_stats = EpisodeRelay(self._episodes.append)
         if seeds:
             env.seed(seeds)
@@ -209,6 +213,7 @@ class EnvGroup:
         columns = self._columns[key]
         try:
             self._generator.collect(policy, columns)
+            columns.renewed, self._is_replacement = list(range(columns.n_envs)) if self._is_replacement else [], False
             columns.check_finite(env.seeding_at)
         except (NonFiniteError, EnvironmentContractError) as error:
             raise type(error)(f"{self._name}, {error}") from error
@@ -306,7 +311,7 @@ class EnvGroups:
             own, n_envs = groups[first], groups[first].stop - groups[first].start
             own_seeds = [seed_of_start(seed_of_start(seed, n_starts), nth) for seed in seeds()[own]]
             name, learned = f"{self._noun} {index}", self.learned.get(index, [])
-            return partial(EnvGroup, self._make_env, env_factory, n_envs, name, own_seeds, learned)
+            return partial(EnvGroup, self._make_env, env_factory, n_envs, name, own_seeds, learned, n_starts > 0)
 
         self.pool.host(self._name, maker, None if may_join else len(groups))
         spaces: list[ActorSpaces] = self.call("spaces", [()] * len(groups))

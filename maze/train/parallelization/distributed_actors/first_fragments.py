@@ -31,7 +31,8 @@ class FirstFragments(GroupedVectorEnv):
 
     :param wait_for: Share of the groups in a rollout. Below 1, the first fragments are taken; late groups continue and
         deliver to a later rollout, and actors that join get their own groups.
-    :param max_age: Maximum age of a fragment in rollouts; older fragments are dropped.
+    :param max_age: Maximum age of a fragment in rollouts; older fragments are dropped. Infinite: none is dropped, and
+        each group begins its next fragment as soon as one is taken, for learning from a replay buffer.
     :param is_shared: Whether the actors belong to other environments, too, so that :meth:`close` does not end them.
     :raises ConfigError: The groups differ in size, although a rollout does not wait for all of them.
     """
@@ -43,16 +44,17 @@ class FirstFragments(GroupedVectorEnv):
         groups: Sequence[slice],
         logging_prefix: str | None,
         wait_for: float = 1.0,
-        max_age: int = 1,
+        max_age: float = 1,
         is_shared: bool = False,
     ) -> None:
         self._pool, self._is_shared = actors.pool, is_shared
-        self._n_wanted, self._max_age = math.ceil(wait_for * len(groups) - 1e-9), max_age
+        self._n_wanted, self.max_age = math.ceil(wait_for * len(groups) - 1e-9), max_age
         is_first, n_envs = self._n_wanted < len(groups), groups[-1].stop
         if is_first and n_envs % len(groups):
             raise ConfigError(
                 f"runner.placement.wait_for: below 1, all groups need the same number of environments; found {n_envs} "
-                f"environments in {len(groups)} groups. Set runner.concurrency to a multiple of the number of groups."
+                f"environments in {len(groups)} groups. Set runner.concurrency (SAC, DQN: algorithm.num_actors) to a "
+                "multiple of the number of groups."
             )
         self._under_way: dict[Task, int] = {}
         """Fragments in progress, with the number of their rollout."""
@@ -63,43 +65,54 @@ class FirstFragments(GroupedVectorEnv):
 
     @override(GroupedVectorEnv)
     def _collect(self, policy: Policy, plan: RolloutPlan) -> list[RolloutColumns]:
+        if self.n_rollout_envs < self.n_envs:
+            return [rollout for _, rollout in self.collect_first(policy, plan, self._n_wanted, self._n_wanted)]
         n_restarts = self._pool.n_restarts
         self._n_rollouts += 1
-        if self.n_rollout_envs < self.n_envs:
-            return self._collect_first(policy, plan)
         rollouts = super()._collect(policy, plan)
         if self._pool.n_restarts > n_restarts:
             logger.warning("An actor was lost: from this rollout on, results differ from those of a run without loss.")
         return rollouts
 
-    def _collect_first(self, policy: Policy, plan: RolloutPlan) -> list[RolloutColumns]:
-        """Return the fragments that finish first, including late fragments of earlier rollouts."""
+    def collect_first(
+        self, policy: Policy, plan: RolloutPlan, n_awaited: int, n_most: int
+    ) -> list[tuple[int, RolloutColumns]]:
+        """Return the fragments that finish first, including late fragments of earlier rollouts.
+
+        :param policy: The policy; a group uses its weights until it begins its next fragment.
+        :param plan: Parameters of the fragments; with `begins`, those in progress are discarded.
+        :param n_awaited: Number of fragments to wait for.
+        :param n_most: Maximum number of fragments; further ones that are complete belong to the next rollout.
+        :return: Index of the group and fragment, in the order of arrival; those of a group in their order.
+        """
         assert isinstance(policy, TorchPolicy), "only a TorchPolicy has the logits that late fragments need"
+        self._n_rollouts += 1
         if plan.begins:
             self._under_way.clear()
         state, copies = policy.rng_state(), self._actors.hand_over(policy)
         self._pool.join_new()
         n_groups = self._pool.n_actors if self.may_join else len(self.groups)
         policy.seed(seed_beside(state, n_groups))
+        all_at_once = self.max_age == math.inf
 
-        def begin(index: int) -> None:
-            task = self._actors.submit(index, "collect", *copies, Generators(seed=seed_beside(state, index)), plan)
-            self._under_way[task] = self._n_rollouts
+        def begin(index: int, plan: RolloutPlan) -> None:
+            generators = Generators(seed=seed_beside(state, index, len(self._ages)))
+            self._under_way[self._actors.submit(index, "collect", *copies, generators, plan)] = self._n_rollouts
 
         for index in set(range(n_groups)) - {task.actor for task in self._under_way}:
-            begin(index)
-        taken: list[RolloutColumns] = []
-        while len(taken) < self._n_wanted:
+            begin(index, plan)
+        taken: list[tuple[int, RolloutColumns]] = []
+        while (n_missing := n_awaited - len(taken)) > 0:
             # a late group starts its next fragment at once, so wait for a single fragment while there are late ones
-            is_late = min(self._under_way.values()) < self._n_rollouts
-            n_missing = self._n_wanted - len(taken)
-            for task in self._pool.finished(list(self._under_way), 1 if is_late else n_missing)[:n_missing]:
+            is_late = all_at_once or min(self._under_way.values()) < self._n_rollouts
+            finished = self._pool.finished(list(self._under_way), 1 if is_late else n_missing)
+            for task in finished[: n_most - len(taken)]:
                 self._ages.append(self._n_rollouts - self._under_way.pop(task))
                 rollout = self._actors.take(task.actor, task.result, self.epoch_stats)
-                if self._ages[-1] <= self._max_age:
-                    taken.append(rollout)
-                if self._ages[-1]:
-                    begin(task.actor)
+                if self._ages[-1] <= self.max_age:
+                    taken.append((task.actor, rollout))
+                if self._ages[-1] or all_at_once:
+                    begin(task.actor, plan._replace(begins=False))
         return taken
 
     @property
@@ -113,12 +126,12 @@ class FirstFragments(GroupedVectorEnv):
             events = self._pool.report_work(self.epoch_stats)
             for age in self._ages:
                 events.fragment_age(value=age)
-                events.fragments_dropped(value=int(age > self._max_age))
+                events.fragments_dropped(value=int(age > self.max_age))
             self._ages.clear()
 
     @override(GroupedVectorEnv)
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
-        if self.n_rollout_envs == self.n_envs:
+        if self.n_rollout_envs == self.n_envs and not self._under_way:
             return super().state_dict(with_running)
         return {"environments": asynchronous_states(self._actors.learned, self.n_envs)}
 

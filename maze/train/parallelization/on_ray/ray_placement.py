@@ -39,9 +39,10 @@ class OnRay(ActorLimits, Placement):
         fails; after that the run ends.
     :param restart_pause: Seconds before the second consecutive replacement; doubled each time, up to 30.
     :param start_timeout: Seconds that actors may wait for free CPUs.
-    :param wait_for: Share of the actors that an update of A2C and PPO waits for; 1: all, so results do not depend on
-        timing. The other actors continue; their fragments belong to a later update.
-    :param max_fragment_age: Maximum age of such a fragment in updates; older fragments are dropped.
+    :param wait_for: Share of the actors that an update of A2C and PPO waits for, and of the rollouts that an update of
+        SAC and DQN waits for; 1: all, so results do not depend on timing. The other actors continue; their fragments
+        belong to a later update.
+    :param max_fragment_age: Maximum age of such a fragment in updates of A2C and PPO; older fragments are dropped.
     :param max_actors: Maximum number of actors when machines join the cluster; 0: as many as at the start. IMPALA,
         evolution strategies, rollouts, and A2C and PPO with `wait_for` below 1 use additional actors.
     :param ray_config: Further arguments of `ray.init`.

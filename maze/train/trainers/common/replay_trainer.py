@@ -153,10 +153,10 @@ ALWAYS_SAVED_BYTES = 1 << 26
 class ReplayTrainer(EpochTrainer, ABC):
     """Collect transitions into a replay buffer and learn from batches of it.
 
-    An update collects `rollouts_per_iteration * n_rollout_steps` environment steps and learns from
-    `num_batches_per_iter` batches. An algorithm learns from a batch in :meth:`_learn_from`, and lists
-    its optimizers and generators as its :meth:`_parts`, besides those of this class. The buffer, which the workers
-    fill, is part of the run's state; its initial content is up to the caller.
+    An update collects `rollouts_per_iteration * n_rollout_steps` environment steps (with `runner.placement.wait_for`
+    below 1, at least this share of them) and learns from `num_batches_per_iter` batches. An algorithm learns from a
+    batch in :meth:`_learn_from`, and lists its optimizers and generators as its :meth:`_parts`, besides those of this
+    class. The buffer, which the workers fill, is part of the run's state; its initial content is up to the caller.
 
     Where it collects ahead (:attr:`collects_ahead`), the rollouts of an update were begun with the policy that the
     update before it began with: one that is exactly one update old, however fast workers and learner are.
@@ -283,6 +283,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.seconds_of_learning = dict.fromkeys(self.seconds_of_learning, 0.0)
         start = time.perf_counter()
         waiting = self._collect()
+        self._display.steps_per_update = self.workers.n_env_steps
         self._learn_observation_statistics()
         seconds = {"time_learner_rollout": time.perf_counter() - start - waiting, "time_dequeuing_actors": waiting}
         sampling = 0.0

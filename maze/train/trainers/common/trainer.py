@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
@@ -38,6 +39,7 @@ from maze.core.utils.files import upload_changes
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
+from maze.train.trainers.common.model_selection.model_selection_base import SelectionCriterion
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.utils import run_process, train_utils
 
@@ -54,7 +56,7 @@ EPOCH_LIMIT = 1000
 
 _PROGRESS = (
     *("epoch", "update", "n_updates", "n_env_steps"),
-    *("first_epoch", "is_finished", "evaluated_epoch", "training_reward"),
+    *("first_epoch", "is_finished", "evaluated_epoch", "training_reward", "training_violation"),
 )
 """Attributes of a trainer that are saved as they are."""
 
@@ -171,6 +173,8 @@ class EpochTrainer(Trainer, ABC):
     """The hyperparameters; subclasses declare their own type."""
     model: Any
     """The model that is trained; subclasses declare its type."""
+    training_violation: float = 0.0
+    """How far the episodes of the last epoch are from fulfilling the constraints; see :attr:`training_reward`."""
 
     def __init__(
         self,
@@ -451,6 +455,8 @@ class EpochTrainer(Trainer, ABC):
         stats = self.train_stats if episodes is None else episodes.epoch_stats
         reward = LogStatsKey(BaseEnvEvents.reward, "mean", None)
         self.training_reward = float(stats.last_stats.get(reward, math.nan))
+        if self._training_criterion.constraints and not math.isnan(self.training_reward):
+            self.training_violation = self._training_criterion.judge(stats.last_stats).violation
         self.history.append(run_process.EpochSummary(self.epoch, self.n_env_steps, self.training_reward))
         increment_log_step()
         seconds = self._display.epoch_done(self.epoch, self.epoch - self.first_epoch, self.n_env_steps)
@@ -513,7 +519,11 @@ class EpochTrainer(Trainer, ABC):
                 self.evaluated_epoch = evaluated_before
                 self._stop_if_requested()
         elif self.model_selection is not None and self.epoch > 0 and not math.isnan(self.training_reward):
-            self.model_selection.update(self.training_reward)
+            self.model_selection.keeps_latest = self.config.risk is not None
+            if self._training_criterion.constraints:
+                self.model_selection.update_constrained(self.training_reward, self.training_violation)
+            else:
+                self.model_selection.update(self.training_reward)
 
     def before_statistics(self, header: str = "") -> None:
         """Report after how many environment steps the following statistics were taken, and make room for their lines.
@@ -525,6 +535,12 @@ class EpochTrainer(Trainer, ABC):
         self._display.before_output()
         if header:
             print_header(header)
+
+    @cached_property
+    def _training_criterion(self) -> SelectionCriterion:
+        """Constraints by which training episodes judge the model, where there is no evaluation."""
+        is_judged = self.evaluator is None and self.evaluates_between_epochs
+        return SelectionCriterion(constraints=getattr(self.config, "constraints", ()) if is_judged else ())
 
     def _best(self) -> str:
         """Return the best score so far, in words; empty: there is none."""
@@ -637,7 +653,7 @@ class EpochTrainer(Trainer, ABC):
             load_into(self._initial_policy.policy, state["initial_policy"], origin)
         self.policy.set_rng_state(state["policy_generators"])
         for name in _PROGRESS:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))  # earlier releases have no violation
         self.run_seeds = dict(state["seeds"])
         self.stats.load_state_dict(state["update_statistics"])
         problems = self._load_parts(state)

@@ -259,14 +259,26 @@ class EpsilonGreedyPolicy(TorchPolicy):
     :param policy: Its networks are shared.
     """
 
-    epsilon: float = 0.0
-    """Probability of a random action, for each environment by itself."""
-
     def __init__(self, policy: TorchPolicy) -> None:
         separate = policy.substeps_with_separate_agent_nets
         super().__init__(policy.networks, policy.distribution_mapper, policy.device, separate)
         self.set_rng_state(policy.rng_state())
         self._factors = factors_of(self.distribution_mapper.action_space)
+        self._epsilon = torch.zeros(1, dtype=torch.float64)
+
+    @property
+    def epsilon(self) -> float:
+        """Probability of a random action, for each environment by itself."""
+        return float(self._epsilon)
+
+    @epsilon.setter
+    def epsilon(self, value: float) -> None:
+        self._epsilon.fill_(value)
+
+    @override(TorchPolicy)
+    def state_dict(self) -> dict[str, Any]:
+        # workers with copies of the policy get its weights with each rollout, and nothing else
+        return {**super().state_dict(), "epsilon": self._epsilon}
 
     @override(TorchPolicy)
     def compute_actions(

@@ -21,6 +21,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.constraints import PID, combined_advantage, pid_step, sum_of_ended
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.model_selection.model_selection_base import (
     Constraint,
     SelectionCriterion,
@@ -140,6 +141,23 @@ def test_a_statistic_is_found_among_values_of_steps_or_episodes():
     assert wear.of({LogStatsKey(MachineEvents.fault, None, None): 3.0}) == 0.0
     with pytest.raises(ConfigError, match="'peak' is not a mean over episodes"):
         statistic_source("peak")
+
+
+DEFINITION = """
+class CellEvents:
+    @define_epoch_stats(np.mean)
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def scrap(self, value):
+        pass
+"""
+
+
+def test_events_may_be_defined_again_as_in_notebooks():
+    for value in (1.0, 2.0):
+        exec(DEFINITION, globals())
+        event = globals()["CellEvents"].scrap
+        assert statistic_source("scrap").of({LogStatsKey(event, None, None): value}) == value
 
 
 def test_a_ratio_of_two_statistics():
@@ -297,3 +315,19 @@ def test_evaluations_select_by_the_same_constraints():
     assert PPOAlgorithmConfig(rollout_evaluator=own, constraints=["wear <= 1"]).rollout_evaluator == own
     with pytest.raises(ConfigError, match="IMPALA"):
         ImpalaAlgorithmConfig(constraints=["wear <= 1"])
+
+
+def test_training_episodes_select_by_the_same_constraints_where_there_is_no_evaluation():
+    trainer = machine_trainer(A2C, ["wear <= -1", "kpi/share <= 2"], n_updates=2)
+    trainer.model_selection = BestModelSelection(None, trainer.model)
+    trainer.train()
+    worn = trainer.episode_source().epoch_stats.last_stats[LogStatsKey(MachineEvents.wear, "mean", None)]
+    assert trainer.model_selection.best_violation == pytest.approx(worn + 1.0)
+    assert not trainer.model_selection.keeps_latest
+
+
+def test_training_episodes_do_not_select_by_means_with_risk():
+    trainer = machine_trainer(A2C, [], n_updates=2, risk="cvar:0.5")
+    trainer.model_selection = BestModelSelection(None, trainer.model)
+    trainer.train()
+    assert trainer.model_selection.keeps_latest

@@ -259,6 +259,15 @@ def test_a_quantile_critic_has_hidden_states_of_its_own(critic):
                     assert torch.allclose(value, old, atol=1e-6), "unrolled from the stored states"
 
 
+def test_rollouts_that_leave_environments_out_are_refused():
+    class FirstTwo(SequentialVectorEnv):
+        n_rollout_envs = 2
+
+    env = FirstTwo([two_step_env] * 3)
+    with pytest.raises(ConfigError, match=r"found rollouts of 2 of 3\. Use runner\.placement\.wait_for=1"):
+        PPO({"risk": "cvar:0.5"}, RolloutGenerator(env), None, build_model(env, "Step"), None, seed=0)
+
+
 def gamble_env():
     return BatchedMazeEnv(partial(Gamble, length=1))
 

@@ -28,6 +28,12 @@ from maze.core.utils.factory import Factory
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.maze_cli import main
 from maze.runner import Runner
+from maze.train.parallelization.distributed_actors.env_groups import (
+    bytes_of,
+    copied_to_cpu,
+    packed_weights,
+    unpack_weights,
+)
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
@@ -120,6 +126,16 @@ def test_actions_are_the_best_or_with_probability_epsilon_any_that_is_allowed(ep
     greedy = policy.compute_actions({"x": np.zeros((5, 1), np.float32)}, ActorID(0, 0), deterministic=True)
     assert greedy["one"].tolist() == [1] * 5
     assert greedy["two"].tolist() == [[0, 2]] * 5
+
+
+def test_copies_in_workers_explore_as_much_as_the_policy_whose_weights_they_get():
+    network = Fixed({"one": [0.0, 3.0, 2.0, 1.0], "two": [1.0, 0.0, 3.0, 0.0, 2.0]})
+    policy = EpsilonGreedyPolicy(TorchPolicy({0: network}, DistributionMapper(ACTIONS, []), "cpu"))
+    policy.epsilon = 1.0
+    copied = copied_to_cpu(policy)
+    policy.epsilon = 0.05
+    unpack_weights(packed_weights(policy.state_dict()), bytes_of(copied.state_dict()))
+    assert copied.epsilon == 0.05
 
 
 # -- targets ---------------------------------------------------------------------------------------

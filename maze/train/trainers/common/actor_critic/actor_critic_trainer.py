@@ -169,6 +169,12 @@ class ActorCritic(EpochTrainer, ABC):
             raise ConfigError(
                 f"algorithm.constraints: expected one constraint per statistic, found {self.config.constraints}."
             )
+        env = self.rollout_generator.env
+        if self.config.risk is not None and env.n_rollout_envs < env.n_envs:
+            raise ConfigError(
+                "algorithm.risk: expected rollouts of all environments, in which the returns of episodes are added up; "
+                f"found rollouts of {env.n_rollout_envs} of {env.n_envs}. Use runner.placement.wait_for=1."
+            )
         self._risk = LearnedRisk(self.config, model, self.generator) if self.config.risk is not None else None
         self._further: list[LearnedConstraint | LearnedRisk] = [*self._constraints]
         """What else has critics, in the order of the costs of a batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import math
@@ -278,7 +277,6 @@ class StatisticSource(NamedTuple):
         return 0.0
 
 
-@functools.cache
 def _event_method(event: tuple[str, str]) -> Callable[..., Any] | None:
     """Return the interface method with this module and qualified name; `None`: it is defined in a function."""
     try:

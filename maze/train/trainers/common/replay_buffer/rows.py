@@ -237,6 +237,8 @@ class RolloutRows(_StepAssembler):
         :param columns: The rollout.
         :param first_number: Number that the first row will get.
         """
+        for env_index in columns.renewed:
+            self.steps[env_index] = _Step()
         is_flat = len(self.actors) == 1 and len(columns.substeps) == 1
         # with pauses between episodes, items may be spread over rollouts
         if is_flat and (self.item_length == 1 or (columns.is_dense() and not any(self.finished))):
