@@ -140,6 +140,22 @@ def test_batches_are_bounded(url: str) -> None:
     assert len(httpx.post(f"{url}/act", json={**body, "ranked": 2}).json()["decisions"]) == 1000
 
 
+def test_long_unknown_names_are_not_compared_with_known_ones(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def recorded(name: str, *arguments: Any, **more: Any) -> list[str]:
+        compared.append(len(name))
+        return []
+
+    monkeypatch.setattr("maze.core.errors.get_close_matches", recorded)
+    name = "x" * 500_000
+    for body in ({name: 1}, {"observation": OBSERVATION, "policy": name}, {"seeed": 1}):
+        answer = httpx.post(f"{url}/act", json=body)
+        assert answer.status_code in (404, 422)
+        assert len(answer.text) < 2000
+    assert compared == [5]
+
+
 @pytest.mark.parametrize("path", ["/act", "/sessions", "/decisions/00000000-1/outcome"])
 def test_few_large_bodies_are_received_at_a_time(path: str) -> None:
     size = 200_000
