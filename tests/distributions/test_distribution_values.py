@@ -41,7 +41,7 @@ def test_the_most_probable_combinations_are_those_of_an_enumeration(n_best):
         weights = [rng.integers(1, 4, size=n) for n in rng.integers(1, 5, size=3)]  # with ties
         factors = [each / each.sum() for each in weights]
         every = list(itertools.product(*(range(len(factor)) for factor in factors)))
-        known = {choices: math.prod(factor[i] for factor, i in zip(factors, choices)) for choices in every}
+        known = {choices: math.prod(factor[i] for factor, i in zip(factors, choices, strict=True)) for choices in every}
         found = most_probable(factors, n_best)
         assert [probability for _, probability in found] == pytest.approx(sorted(known.values(), reverse=True)[:n_best])
         assert [known[choices] for choices, _ in found] == pytest.approx([probability for _, probability in found])
