@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 from benchmarks.serve_speed import attackers, beside, request
-from maze.serve.app import Limits
+from maze.serve.app import Limits, Tokens
 from maze.serve.client import PolicyClient, ServerError
 from maze.serve.policies import Policies
 from maze.serve.server import LARGEST_HEAD
@@ -167,6 +168,19 @@ def test_few_large_bodies_are_received_at_a_time(path: str) -> None:
         connections[-1].settimeout(5.0)
         assert connections[-1].recv(4096).startswith(b"HTTP/1.1 503")
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_slow_bodies_of_one_client_do_not_delay_those_of_another() -> None:
+    head = b"POST /act HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer slow\r\nContent-Length: 1000000\r\n\r\n{"
+    body = {"observations": [[0.012345678901234567] * 4] * 900}
+    with served({"p": always(0)}, tokens=Tokens(["slow", "other"])) as (url, _), ExitStack() as stack:
+        connections = [stack.enter_context(connected(url)) for _ in range(20)]
+        for connection in connections:
+            connection.sendall(head)
+        time.sleep(0.2)
+        answer = httpx.post(f"{url}/act", json=body, headers={"authorization": "Bearer other"}, timeout=30.0)
+        assert answer.status_code == 200
+        assert select.select(connections, [], [], 0)[0] == [], "the slow requests have not ended before"
 
 
 def test_a_session_keeps_the_observations_of_a_bounded_number_of_actors(monkeypatch: pytest.MonkeyPatch) -> None:
