@@ -285,11 +285,11 @@ class Application:
         finally:
             timer.cancel()
             self.n_running -= 1
-        # paths contain identifiers, and arbitrary text of clients
-        name = "".join(scope["path"].split("/", 2)[1:2])
-        metrics = self.policies.metrics
-        metrics.requests.labels(f"/{name}" if name in _NAMES else "/other", status).inc()
-        metrics.seconds.observe(perf_counter() - began)
+            # paths contain identifiers, and arbitrary text of clients
+            name = "".join(scope["path"].split("/", 2)[1:2])
+            metrics = self.policies.metrics
+            metrics.requests.labels(f"/{name}" if name in _NAMES else "/other", status).inc()
+            metrics.seconds.observe(perf_counter() - began)
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
 
@@ -353,10 +353,10 @@ class Application:
             return self._batches.turn(client, len(body) // _BYTES_LIKE_A_ROW)
         return self._singles.turn(client, 1)
 
-    async def _fields(self, request: Request, known: Fields) -> dict[str, Any]:
+    async def _fields(self, request: Request, client: Hashable, known: Fields) -> dict[str, Any]:
         """Return the fields of a request whose body may be empty."""
-        body = await _body(request, self.limits.body_bytes, _announced(request, 0))
-        return _parsed(request, body, known) if body else {}
+        async with self._read(request, client) as body, self._turn(client, body):
+            return _parsed(request, body, known) if body else {}
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -408,20 +408,19 @@ class Application:
             return _json(await self.policies.decide_in(session, fields["observation"], _options(fields, request)))
 
     async def _report(self, request: Request) -> Response:
-        self._client(request)
-        decision, fields = request.path_params["decision"], await self._fields(request, _OUTCOME)
+        client, decision = self._client(request), request.path_params["decision"]
+        fields = await self._fields(request, client, _OUTCOME)
         self.policies.report(decision, fields)
         return _json({"decision": decision}, 202)
 
     async def _begin(self, request: Request) -> Response:
-        self._client(request)
-        fields = await self._fields(request, _BEGIN)
+        fields = await self._fields(request, self._client(request), _BEGIN)
         return _json(self.policies.begin_session(fields.get("policy"), fields.get("seed")).described(), 201)
 
     async def _reset(self, request: Request) -> Response:
-        self._client(request)
+        client = self._client(request)
         session = self.policies.session(request.path_params["session"])
-        fields = await self._fields(request, _RESET)
+        fields = await self._fields(request, client, _RESET)
         await session.settled()
         session.reset(checked_seed(fields.get("seed")))
         return _json(session.described())
@@ -450,8 +449,7 @@ class Application:
         return _json(policy.described())
 
     async def _change(self, request: Request) -> Response:
-        self._client(request, for_admin=True)
-        fields = await self._fields(request, _CHANGE)
+        fields = await self._fields(request, self._client(request, for_admin=True), _CHANGE)
         policy = self.policies.change(request.path_params["name"], fields.get("weight"), fields.get("shadow"))
         return _json(policy.described())
 

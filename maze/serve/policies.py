@@ -22,11 +22,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
 from maze.serve.decision_log import DecisionLog, written_rng
+from maze.serve.pipeline import Actor
 from maze.serve.served import Metrics, Options, Query, RefusedError, Served, Settings, as_json, invalid, other_bundle
 
 _LOGGER = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
+MOST_ACTORS = 1024
+"""Maximum number of actors of a session, whose stacked observations and hidden states are kept."""
 _DECISION = re.compile(r"[0-9a-f]{8}-[0-9]{1,18}")
 Pending = asyncio.Future[dict[str, Any]] | dict[str, Any]
 """A response, or the future of one."""
@@ -50,11 +53,12 @@ class ServedSession:
         self.shadows = [(shadow, shadow.session(self.seed)) for shadow in shadows]
         self.last_use = time.monotonic()
         self.n_steps = 0
+        self.actors: set[Actor] = set()
         self.is_busy = False
         self.failure = ""
         self.latest: dict[str, Any] | None = None
         self.shadowing: list[asyncio.Task[None]] = []
-        """Pending decisions of recurrent shadows, whose next hidden states the next decision needs."""
+        """Pending decisions of shadows whose next decision needs the hidden states, or the action to repeat."""
         self._n_episodes = 0
         self._log_key = hashlib.sha256(self.id.encode()).hexdigest()[:16]
 
@@ -64,7 +68,7 @@ class ServedSession:
         return f"{self._log_key}/{self._n_episodes}"
 
     async def settled(self) -> None:
-        """Wait for recurrent shadows, whose decision on the last observation may be pending."""
+        """Wait for shadows that need their decision on the last observation, which may be pending."""
         if self.shadowing:
             await asyncio.wait(self.shadowing)
             self.shadowing = []
@@ -77,6 +81,7 @@ class ServedSession:
             session.reset(seed)
         self.seed = self.seed if seed is None else seed
         self._n_episodes += 1
+        self.actors.clear()
         self.n_steps, self.failure, self.latest = 0, "", None
 
     def described(self) -> dict[str, Any]:
@@ -320,7 +325,10 @@ class Policies:
             raise RefusedError(409, "session_failed", message)
         acting = session.acting
         actor = session.policy.actor(options, session.n_steps)
+        if len(session.actors) == MOST_ACTORS and actor not in session.actors:
+            raise invalid(f"The session's episode has {MOST_ACTORS} actors, which is the limit. Begin another session.")
         inputs = acting.prepare(observation, actor)
+        session.actors.add(actor)
         session.is_busy, session.failure = True, "a decision was not finished in time."
         try:
             rng = None if options.deterministic else acting.rng
@@ -387,7 +395,7 @@ class Policies:
     def _shadow(self, shadows: Iterable[Shadowing], query: Query, pending: Pending) -> list[asyncio.Task[None]]:
         """Have shadows decide as well; their failures do not reach the client.
 
-        :return: Tasks to wait for before recurrent shadows decide again.
+        :return: Tasks to wait for before shadows decide again that are recurrent or repeat actions.
         """
         awaited = []
         for shadow, acting, rng in shadows:
@@ -398,14 +406,14 @@ class Policies:
                     continue
                 own = query._replace(acting=acting, inputs=inputs, states=acting.states, rng=rng, ranked=0)
                 decided = shadow.submit(own._replace(written_rng=self._written(rng), is_shadow=True))
-            except MazeError as error:
+            except Exception as error:  # provided code may raise anything
                 self.metrics.shadow_decisions.labels(shadow.name, "failed").inc()
                 _LOGGER.debug("Shadow %s: %s", shadow.name, error)
                 continue
             task = asyncio.ensure_future(self._compare(shadow.name, decided, pending))
             self._comparing.add(task)
             task.add_done_callback(self._comparing.discard)
-            if shadow.bundle.is_recurrent:
+            if shadow.bundle.is_recurrent or shadow.bundle.repeats_actions:
                 awaited.append(task)
         return awaited
 
@@ -414,7 +422,7 @@ class Policies:
             shadowed = await shadowing
             response = pending if isinstance(pending, dict) else await asyncio.shield(pending)
             is_equal = as_json(response["action"]) == as_json(shadowed["action"])
-        except MazeError:
+        except Exception:
             result = "failed"
         else:
             result = "equal" if is_equal else "different"

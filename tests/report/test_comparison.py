@@ -254,6 +254,13 @@ def test_episodes_with_a_context_each_are_not_compared_by_context() -> None:
     assert not ContextComparison(Comparison(plain))
 
 
+def test_contexts_of_a_single_policy_have_no_differences_to_show() -> None:
+    by_context = ContextComparison(Comparison([in_contexts("a", [0.0] * 8)]))
+    assert by_context
+    assert len(by_context.as_csv().splitlines()) == 5
+    assert by_context.section() == ""
+
+
 @pytest.mark.parametrize("n_parameters", [1, 2, 3])
 def test_heat_maps_show_each_context_once(n_parameters: int) -> None:
     grid = np.array(list(itertools.product([1.0, 2.0], repeat=n_parameters))).repeat(2, axis=0)

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.serve.serving import (
     cutting_env,
     metrics_of,
     pendulum,
+    repeating,
     served,
     stacked,
 )
@@ -232,6 +233,38 @@ def test_a_shadow_policy_acts_and_its_action_is_never_returned() -> None:
         assert metrics['maze_shadow_decisions_total{policy="shadow",result="different"}'] == 30
         assert metrics['maze_decisions_total{policy="champion"}'] == 30
         assert 'maze_decisions_total{policy="shadow"}' not in metrics
+
+
+@pytest.mark.parametrize("shadow", [repeating, stacked])
+def test_a_slow_shadow_does_not_disturb_sessions(shadow: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = PolicyBundle.act_batch
+
+    def slow(bundle: PolicyBundle, *arguments: Any, **more: Any) -> Any:
+        time.sleep(0.1 * (bundle.card["name"] != "always 0"))
+        return decide(bundle, *arguments, **more)
+
+    with served({"champion": always(0), "shadow": shadow()}, shadows=("shadow",)) as (url, _):
+        monkeypatch.setattr(PolicyBundle, "act_batch", slow)
+        with PolicyClient(url) as client:
+            for _ in range(2):  # networks that were slow before run in a thread
+                with client.session() as session:
+                    assert [session.act(OBSERVATION).action for _ in range(4)] == [0] * 4
+
+
+def test_a_shadow_that_fails_is_counted_and_clients_get_their_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = PolicyBundle.act_batch
+
+    def failing(bundle: PolicyBundle, *arguments: Any, **more: Any) -> Any:
+        if bundle.card["name"] == "always 1":
+            raise RuntimeError("the network failed")
+        return decide(bundle, *arguments, **more)
+
+    with served({"champion": always(0), "shadow": always(1)}, shadows=("shadow",)) as (url, _):
+        monkeypatch.setattr(PolicyBundle, "act_batch", failing)
+        with PolicyClient(url) as client, client.session() as session:
+            assert (client.act(OBSERVATION).action, session.act(OBSERVATION).action) == (0, 0)
+        metrics = metrics_of(httpx.get(f"{url}/metrics").text)
+    assert metrics['maze_shadow_decisions_total{policy="shadow",result="failed"}'] == 2
 
 
 # -- swaps ------------------------------------------------------------------------------------------------------------
@@ -493,9 +526,19 @@ def test_an_internal_error_is_logged_and_not_revealed_to_clients(
     monkeypatch.setattr("maze.serve.bundle.replay_reference", lambda *arguments: None)
     with served({"p": always(0)}) as (url, _):
         answer = httpx.post(f"{url}/act", json={"observation": OBSERVATION})
+        metrics = metrics_of(httpx.get(f"{url}/metrics").text)
     assert answer.status_code == 500
+    assert metrics['maze_requests_total{path="/act",status="500"}'] == 1
     assert "secret" not in answer.text
     assert "a secret of the house" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["50%25", "a b", "what?", "a#b"])
+def test_policies_may_have_any_printable_name(name: str, tmp_path: Any) -> None:
+    (tmp_path / "one.maze").write_bytes(always(1))
+    with served({"p": always(0)}, tokens=ADMIN) as (url, _), PolicyClient(url, token="boss") as client:
+        assert client.swap(name, tmp_path / "one.maze")["name"] == name
+        assert client.act(OBSERVATION, policy=name).action == 1
 
 
 # -- what can be seen -------------------------------------------------------------------------------------------------
