@@ -7,11 +7,14 @@ import itertools
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from maze.evaluation.comparison import Comparison, ContextComparison, PlayedEpisodes, comparison_page
+from maze.evaluation.gate import GateRunner
+from maze.evaluation.runners import ComparisonRunner
 from maze.maze_cli import main
 from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
@@ -198,6 +201,12 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "runner.minimize: the episodes have no wast" in capsys.readouterr().err
     assert compare(*arguments, "runner.n_episodes=2", "runner.max_episode_steps=3", "runner.maximize=[sped]") == 1
     assert "runner.maximize: the episodes have no sped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "names"), [("waste", ["waste"]), (["waste", "late"], ["waste", "late"]), (None, [])])
+def test_one_kpi_needs_no_list(given: Any, names: list[str]) -> None:
+    assert ComparisonRunner({"random": {}}, minimize=given).minimize == names
+    assert GateRunner({"a": {}, "b": {}}, maximize=given).maximize == names
 
 
 @pytest.mark.parametrize(
