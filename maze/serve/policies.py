@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ class ServedSession:
         self.actors: set[Actor] = set()
         self.is_busy = False
         self.failure = ""
-        self.latest: dict[str, Any] | None = None
+        self.latest: dict[str, Any] | RefusedError | None = None
+        """Answer to the latest observation, or why the policy did not decide on it."""
         self.shadowing: list[asyncio.Task[None]] = []
         """Pending decisions of shadows whose next decision needs the hidden states, or the action to repeat."""
         self._n_episodes = 0
@@ -317,7 +319,7 @@ class Policies:
             raise _busy()
         if step is not None and step != session.n_steps:
             if step == session.n_steps - 1 and session.latest is not None:
-                return session.latest
+                return _answered(session.latest)
             message = f"The session's next decision is number {session.n_steps}, not {step}."
             raise RefusedError(409, "wrong_step", message)
         if session.failure:
@@ -325,6 +327,7 @@ class Policies:
             raise RefusedError(409, "session_failed", message)
         acting = session.acting
         actor = session.policy.actor(options, session.n_steps)
+        acting.bundle.step(actor[0]).network(actor[1])  # an unknown agent leaves the session as it is
         if len(session.actors) == MOST_ACTORS and actor not in session.actors:
             raise invalid(f"The session's episode has {MOST_ACTORS} actors, which is the limit. Begin another session.")
         inputs = acting.prepare(observation, actor)
@@ -340,11 +343,12 @@ class Policies:
             session.shadowing = self._shadow(shadows, query, pending)
             session.latest = pending if isinstance(pending, dict) else await pending
             session.failure = ""
-        except RefusedError:
+        except RefusedError as error:
             # The observation counts, and the episode continues: the client decides this step itself.
-            session.failure, session.latest = "", None
-            session.n_steps += 1
-            raise
+            session.failure, session.latest = "", error.with_traceback(None)
+            for _, own in session.shadows:
+                with suppress(Exception):
+                    own.prepare(observation, actor)
         except MazeError as error:
             session.failure = str(error)
             raise
@@ -352,7 +356,7 @@ class Policies:
             session.is_busy = False
             session.last_use = time.monotonic()
         session.n_steps += 1
-        return session.latest
+        return _answered(session.latest)
 
     def report(self, decision: str, outcome: Mapping[str, Any]) -> None:
         """Write the outcome of a decision to the log, also long after the decision; it is joined when the log is read.
@@ -476,6 +480,12 @@ def checked_seed(seed: int | None) -> int | None:
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
         raise invalid(f"`seed` must be a whole number from 0 to 2^63 - 1, found {seed}.")
     return seed
+
+
+def _answered(answer: dict[str, Any] | RefusedError) -> dict[str, Any]:
+    if isinstance(answer, RefusedError):
+        raise RefusedError(answer.status, answer.code, str(answer))  # one object would collect tracebacks
+    return answer
 
 
 def _spaces_of(bundle: PolicyBundle) -> Any:

@@ -14,11 +14,16 @@ import httpx
 import numpy as np
 import pytest
 
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.distributions.distribution_mapper import DistributionMapper
 from maze.serve.app import Limits, Tokens
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient, ServerError
+from maze.serve.export import export_policy
 from maze.serve.served import Settings
 from tests.serve.serving import (
+    Always,
     always,
     cartpole,
     cartpole_observations,
@@ -187,6 +192,18 @@ def test_a_bad_observation_leaves_the_session_as_it_was() -> None:
             assert session.act(observation).action == local.act(observation)
 
 
+def test_an_unknown_agent_leaves_the_session_as_it_was() -> None:
+    env = GymMazeEnv("CartPole-v1")
+    mapper = DistributionMapper(env.action_spaces_dict[0], {})
+    own_networks = TorchPolicy({(0, 0): Always(1)}, mapper, "cpu", substeps_with_separate_agent_nets=[0])
+    content = export_policy(own_networks, env, {"name": "p"}, n_steps=300)
+    with served({"p": content}) as (url, _), PolicyClient(url) as client, client.session() as session:
+        for agent_id in (7, -1):
+            with pytest.raises(ServerError, match=f"agent {agent_id} is unknown"):
+                session.act(OBSERVATION, agent_id=agent_id)
+        assert session.act(OBSERVATION).action == 1
+
+
 def test_sessions_end_expire_and_are_bounded() -> None:
     settings = Settings(max_sessions=3, session_seconds=0.3)
     with served({"cartpole": cartpole()}, settings=settings) as (url, application), PolicyClient(url) as client:
@@ -249,6 +266,33 @@ def test_a_slow_shadow_does_not_disturb_sessions(shadow: Callable[[], bytes], mo
             for _ in range(2):  # networks that were slow before run in a thread
                 with client.session() as session:
                     assert [session.act(OBSERVATION).action for _ in range(4)] == [0] * 4
+
+
+def test_refused_observations_are_seen_by_shadows() -> None:
+    observations = cartpole_observations(40)
+    observations[10::5] = outside = [[4.0 * (-1) ** n, 3.0, 0.4, -3.0] for n in range(6)]
+    settings = Settings(on_drift="refuse")
+    bundles = {"champion": stacked(), "shadow": stacked()}
+    with served(bundles, shadows=("shadow",), settings=settings) as (url, _), PolicyClient(url) as client:
+        with client.session() as session:
+            for observation in observations:
+                if observation in outside:
+                    with pytest.raises(ServerError, match="outside the range"):
+                        session.act(observation)
+                else:
+                    session.act(observation)
+        metrics = metrics_of(httpx.get(f"{url}/metrics").text)
+    assert metrics['maze_shadow_decisions_total{policy="shadow",result="equal"}'] == 34
+
+
+def test_a_repeated_request_gets_the_same_refusal() -> None:
+    with served({"p": always(0)}, settings=Settings(on_drift="refuse")) as (url, _), PolicyClient(url) as client:
+        path = f"/sessions/{client.session().id}/act"
+        for _ in range(2):  # the first response was lost
+            with pytest.raises(ServerError) as refused:
+                client.post(path, {"observation": [99.0] * 4, "step": 0})
+            assert refused.value.code == "out_of_distribution"
+        assert client.post(path, {"observation": OBSERVATION, "step": 1})["action"] == 0
 
 
 def test_a_shadow_that_fails_is_counted_and_clients_get_their_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
