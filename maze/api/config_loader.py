@@ -21,9 +21,9 @@ from maze.api.config_auditor import ConfigurationAuditor, as_wrapper_configs, is
 from maze.api.utils import InvalidSpecificationError, RunMode, hydra_config, hydra_session
 from maze.cli.checks import check, complete
 from maze.cli.critic_choice import choose_critic
-from maze.cli.hydra_setup import apply_overrides, for_hydra, translated, value_text
+from maze.cli.hydra_setup import apply_overrides, for_hydra, translated
 from maze.core.errors import ConfigError
-from maze.core.utils.config_utils import is_pettingzoo_name
+from maze.core.utils.config_utils import is_pettingzoo_name, value_text
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.import_guard import ImportGuard, current_guard
 from maze.core.wrappers.wrapper import Wrapper

@@ -17,7 +17,6 @@ import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.hydra_setup import value_text
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_summary import command_text, shown_path
 from maze.cli.stored_runs import TRUST
@@ -26,7 +25,7 @@ from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, first_line
 from maze.core.log_stats.log_stats import StatsContext
-from maze.core.utils.config_utils import duration, whole_number
+from maze.core.utils.config_utils import duration, value_text, whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, locate, plain_container
 from maze.core.utils.stored_config import is_own_package
 from maze.evaluation import runners

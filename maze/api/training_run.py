@@ -317,11 +317,14 @@ class TrainingRun:
         """
         from maze.evaluation.runners import ComparisonRunner
 
+        own = ("random", "trained")
+        if taken := [name for name in own if name in policies]:
+            raise InvalidSpecificationError(f"compare: policies may not be named {' and '.join(own)}, found {taken}.")
         self._require_weights("compare")
         assert self.run_dir is not None
         env = self.env_factory()
         players: dict[str | type, Any] = dict(policies.items())
-        players |= {"random": RandomPolicy(env.action_spaces_dict), "trained": self.policy}
+        players |= zip(own, (RandomPolicy(env.action_spaces_dict), self.policy), strict=True)
         env.close()
         runner = ComparisonRunner(
             players, n_episodes, deterministic=deterministic, minimize=minimize, maximize=maximize

@@ -15,10 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -150,11 +148,9 @@ def _unknown_key(cause: Any) -> str:
     return f"{full_key}: unknown key.{hint} To add a new key, write +{full_key}=<value>."
 
 
-_BARE_TEXT = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)
 _NAME = re.compile(r"(?<![\w./-])([^\W\d]\w*)")
 _FIRST_OF_PATH = re.compile(_NAME.pattern + r"\.[^\W\d]")
 _NAMES_PACKAGES = re.compile(r"\+*(trusted_packages|env\.import)=")
-_KEYWORDS = ("null", "true", "false", "nan", "inf")
 
 ENVIRONMENT_CONFIGS = (
     "maze_envs.inventory.conf",
@@ -228,27 +224,6 @@ def grid_by_default() -> Iterator[None]:
         yield
     finally:
         group[f"{NAME}.yaml"] = previous
-
-
-def value_text(value: Any) -> str:
-    """Return a value as written in an override: numbers, texts, paths, None, lists and mappings of these."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | Path):
-        text = str(value)
-        return text if _is_bare(text) else QuotedString(text=text, quote=Quote.single).with_quotes()
-    if isinstance(value, Mapping):
-        items = (f"{key if _is_bare(str(key)) else value_text(str(key))}:{value_text(it)}" for key, it in value.items())
-        return "{" + ",".join(items) + "}"
-    if isinstance(value, Sequence):
-        return "[" + ",".join(map(value_text, value)) + "]"
-    return "null" if value is None else str(value)
-
-
-def _is_bare(text: str) -> bool:
-    return _BARE_TEXT.fullmatch(text) is not None and text.lower() not in _KEYWORDS
 
 
 SECTION = "wrappers"

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from maze.cli.hydra_setup import FlagParser, value_text
+from maze.cli.hydra_setup import FlagParser
 from maze.cli.run_summary import CONFIG_FILE, facts_of, find_run, is_run, record_of
 from maze.core.errors import MazeError
+from maze.core.utils.config_utils import value_text
 from maze.core.utils.stored_config import read_plain_yaml
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.hydra_setup import UsageError, as_written, value_text
+from maze.cli.hydra_setup import UsageError, as_written
 from maze.cli.run_directory import environment_option
 from maze.console.runs import duration_text
 from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
-from maze.core.utils.config_utils import config_to_yaml, gym_env_defaults
+from maze.core.utils.config_utils import config_to_yaml, gym_env_defaults, value_text
 from maze.core.utils.files import aligned, read_json_object, write_whole
 from maze.core.utils.stored_config import SPACES_FILE, chosen_options, read_plain_yaml
 from maze.train.utils.run_process import ENDED, INTERRUPTED, read_record

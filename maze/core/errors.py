@@ -114,6 +114,8 @@ def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> st
     return "" if close is None else f" Did you mean `{form.format(close)}`?"
 
 
+_LONGEST_NAME = 200
+
 SYNONYMS = {
     "buffer_size": "replay_buffer_size",
     "clip_coef": "clip_range",
@@ -144,6 +146,8 @@ SYNONYMS = {
 def closest(wrong: object, known: Iterable[object]) -> str | None:
     """Return the known name that `wrong` is a synonym of, the most similar one, the first that contains it, or None."""
     text = str(wrong).lower()
+    if len(text) > _LONGEST_NAME:  # a comparison of long texts takes seconds, and strangers send them
+        return None
     names = {str(name).lower(): str(name) for name in known}
     if SYNONYMS.get(text) in names:
         return names[SYNONYMS[text]]

@@ -258,17 +258,15 @@ def most_probable(factors: Sequence[Array], n_best: int | None) -> list[tuple[tu
     :param factors: Probabilities `[n_choices]` of each.
     :param n_best: How many at most; None: all.
     """
-    found: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for probabilities in factors:
-        best = np.argsort(-probabilities, kind="stable")[:n_best]
-        found = [
-            ((*chosen, int(choice)), probability * float(probabilities[choice]))
-            for chosen, probability in found
-            for choice in best
-        ]
-        found.sort(key=lambda each: -each[1])
-        found = found[:n_best]
-    return found
+    chosen, probabilities = np.empty((1, 0), np.int64), np.ones(1)
+    for factor in factors:
+        best = np.argsort(-factor, kind="stable")[:n_best]
+        joint = np.multiply.outer(probabilities, factor[best])
+        order = np.argsort(-joint, axis=None, kind="stable")[:n_best]
+        before, choices = np.unravel_index(order, joint.shape)
+        chosen = np.concatenate([chosen[before], best[choices, np.newaxis]], axis=1)
+        probabilities = joint[before, choices]
+    return list(zip(map(tuple, chosen.tolist()), probabilities.tolist(), strict=True))
 
 
 def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> None:

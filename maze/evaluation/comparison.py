@@ -515,7 +515,9 @@ class ContextComparison:
         return _estimates_csv((*self.names, "measure", "policy"), ("mean", "difference"), found)
 
     def section(self) -> str:
-        """Return a section of the report: for each measure with a goal a heat map of differences."""
+        """Return a section of the report: for each measure with a goal a heat map of differences; empty without any."""
+        if len(self.comparison.played) == 1:
+            return ""
         maps = [self._heat_map(measure) for measure in self.comparison.measures if self.comparison.goal(measure)]
         note = "Differences from the first policy; green is better, red is worse, * the interval excludes 0."
         return page_section("By context", f"<p>{note}</p>\n{''.join(maps)}")

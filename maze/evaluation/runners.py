@@ -116,7 +116,7 @@ class ComparisonRunner(EvaluationRunner):
         `input_dir`, if the policy has its own wrappers or files in a directory, or `trainings`, a list of such entries:
         several runs that count as one policy.
     :param n_episodes: Number of episodes.
-    :param minimize: KPIs for which less is better.
+    :param minimize: KPIs for which less is better; one name, or several.
     :param maximize: KPIs for which more is better, as for the return. Other KPIs have no goal.
     :param risk: Share of the episodes that are the worst, such as 0.1, or a list of shares; `None`: tails are left out.
     """
@@ -133,6 +133,9 @@ class ComparisonRunner(EvaluationRunner):
         super().__post_init__()
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
         require_policies(self.policies)
+        for goal in ("minimize", "maximize"):
+            names = getattr(self, goal) or ()
+            setattr(self, goal, [names] if isinstance(names, str) else [*map(str, names)])
         risk: Any = [] if self.risk is None else self.risk
         given = [*risk] if isinstance(risk, Sequence) else [risk]
         self._levels = [float(level) for level in given if isinstance(level, float) and 0.0 < level < 1.0]
@@ -157,7 +160,7 @@ class ComparisonRunner(EvaluationRunner):
 
     def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
         """Compare the policies."""
-        comparison = Comparison(played, [*map(str, self.minimize)], [RETURN, *map(str, self.maximize)])
+        comparison = Comparison(played, self.minimize, [RETURN, *self.maximize])
         for key, names in (("minimize", comparison.minimized), ("maximize", comparison.maximized)):
             if unknown := [name for name in names if name not in comparison.measures]:
                 raise ConfigError(

@@ -30,6 +30,7 @@ from maze.offline.estimate import (
     estimate,
     log_probabilities,
 )
+from maze.report.estimates import Estimate, t_interval
 from maze.report.page import Page, fact_list, page_section, table
 from maze.runner import Runner
 from maze.utils.process import use_one_thread
@@ -237,9 +238,9 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     if len(set(data.acted_by)) > 1:
         for name in dict.fromkeys(data.acted_by):
             own = returns[np.array(data.acted_by) == name]
-            mean, error = own.mean(), 1.96 * own.std() / max(1.0, len(own) - 1.0) ** 0.5
-            text = f"mean {mean:.4g} (95 %: {mean - error:.4g} to {mean + error:.4g}) in {len(own)} episodes"
-            facts.append((f"Returns of {name or 'others'}", text))
+            found = Estimate.of(t_interval(own))
+            interval = f" (95 %: {found.low:.4g} to {found.high:.4g})" if found.is_known else ""
+            facts.append((f"Returns of {name or 'others'}", f"mean {found.value:.4g}{interval} in {len(own)} episodes"))
     for key, decisions in data.tables.items():
         for head, actions in decisions.actions.items():
             if actions.dtype.kind == "i" and actions.ndim == 1:

@@ -417,7 +417,7 @@ def trials_section(directory: Path) -> str | None:
     """Return the section with the table of a sweep's trials; `None`: the directory has no results of a sweep."""
     try:
         header, *rows = csv.reader(io.StringIO((directory / RESULTS_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, csv.Error):
         return None
     rows = [row for row in rows if len(row) == len(header)]
     filled = [index for index in range(len(header)) if any(row[index] for row in rows)]

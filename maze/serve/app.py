@@ -140,11 +140,13 @@ class Turns:
     another client's request by at most one of its own.
 
     :param capacity: Units in use at a time and in one pass of the event loop, such as rows or bytes.
+    :param share: Units that one client may hold, so that slow requests of one leave room for others; None: all.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: int, share: int | None = None) -> None:
+        self._capacity, self._share = capacity, capacity if share is None else share
         self._n_used = 0
+        self._held: Counter[Hashable] = Counter()
         self._queues: OrderedDict[Hashable, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
         self.waiting: Counter[Hashable] = Counter()
         """Waiting units by client."""
@@ -154,18 +156,27 @@ class Turns:
         """Wait for the client's turn, and hold the units within the block.
 
         :param client: The client.
-        :param units: Units of the capacity; at most all of them are held.
+        :param units: Units of the capacity; at most the client's share is held.
         """
-        units = min(units, self._capacity)
-        if not self._queues and self._n_used + units <= self._capacity:
-            self._n_used += units
-        else:
+        units = min(units, self._share)
+        if any(map(self._has_share, self._queues)) or not self._take(client, units):
             await self._wait(client, units)
         try:
             yield
         finally:
             # in the next pass of the event loop, which bounds the work of each pass
-            asyncio.get_running_loop().call_soon(self._give_back, units)
+            asyncio.get_running_loop().call_soon(self._give_back, client, units)
+
+    def _has_share(self, client: Hashable) -> bool:
+        """Return whether the first waiting request of a client needs no more than its share."""
+        return self._held[client] + self._queues[client][0][0] <= self._share
+
+    def _take(self, client: Hashable, units: int) -> bool:
+        if self._n_used + units > self._capacity or self._held[client] + units > self._share:
+            return False
+        self._n_used += units
+        self._held[client] += units
+        return True
 
     async def _wait(self, client: Hashable, units: int) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -175,22 +186,24 @@ class Turns:
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():  # granted and cancelled in the same pass of the event loop
-                self._give_back(units)
+                self._give_back(client, units)
             raise
         finally:
             self.waiting[client] -= units
             if not self.waiting[client]:
                 del self.waiting[client]
 
-    def _give_back(self, units: int) -> None:
+    def _give_back(self, client: Hashable, units: int) -> None:
         self._n_used -= units
-        while self._queues:
-            client, queue = next(iter(self._queues.items()))
+        self._held[client] -= units
+        if not self._held[client]:
+            del self._held[client]
+        while (first := next(filter(self._has_share, self._queues), None)) is not None:
+            client, queue = first, self._queues[first]
             units, granted = queue[0]
             if not granted.cancelled():
-                if self._n_used + units > self._capacity:
+                if not self._take(client, units):
                     return
-                self._n_used += units
                 granted.set_result(None)
             queue.popleft()
             del self._queues[client]
@@ -220,8 +233,9 @@ class Application:
         # Requests for one decision that are processed at a time.
         self._singles = Turns(max(32, policies.settings.max_batch))
         self._batches = Turns(_SLICE)  # rows of batches, and other work of that size, that are processed at a time
-        self._bodies = Turns(_MOST_BODIES * self.limits.body_bytes)
-        self._contents = Turns(2 * self.limits.body_bytes)
+        size = self.limits.body_bytes
+        self._bodies = Turns(_MOST_BODIES * size, _MOST_BODIES * size // 2)
+        self._contents = Turns(2 * size, size)
         self._failures: dict[str, str] = {}
         self._app = Starlette(
             routes=[
@@ -285,11 +299,11 @@ class Application:
         finally:
             timer.cancel()
             self.n_running -= 1
-        # paths contain identifiers, and arbitrary text of clients
-        name = "".join(scope["path"].split("/", 2)[1:2])
-        metrics = self.policies.metrics
-        metrics.requests.labels(f"/{name}" if name in _NAMES else "/other", status).inc()
-        metrics.seconds.observe(perf_counter() - began)
+            # paths contain identifiers, and arbitrary text of clients
+            name = "".join(scope["path"].split("/", 2)[1:2])
+            metrics = self.policies.metrics
+            metrics.requests.labels(f"/{name}" if name in _NAMES else "/other", status).inc()
+            metrics.seconds.observe(perf_counter() - began)
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
 
@@ -353,10 +367,10 @@ class Application:
             return self._batches.turn(client, len(body) // _BYTES_LIKE_A_ROW)
         return self._singles.turn(client, 1)
 
-    async def _fields(self, request: Request, known: Fields) -> dict[str, Any]:
+    async def _fields(self, request: Request, client: Hashable, known: Fields) -> dict[str, Any]:
         """Return the fields of a request whose body may be empty."""
-        body = await _body(request, self.limits.body_bytes, _announced(request, 0))
-        return _parsed(request, body, known) if body else {}
+        async with self._read(request, client) as body, self._turn(client, body):
+            return _parsed(request, body, known) if body else {}
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -408,20 +422,19 @@ class Application:
             return _json(await self.policies.decide_in(session, fields["observation"], _options(fields, request)))
 
     async def _report(self, request: Request) -> Response:
-        self._client(request)
-        decision, fields = request.path_params["decision"], await self._fields(request, _OUTCOME)
+        client, decision = self._client(request), request.path_params["decision"]
+        fields = await self._fields(request, client, _OUTCOME)
         self.policies.report(decision, fields)
         return _json({"decision": decision}, 202)
 
     async def _begin(self, request: Request) -> Response:
-        self._client(request)
-        fields = await self._fields(request, _BEGIN)
+        fields = await self._fields(request, self._client(request), _BEGIN)
         return _json(self.policies.begin_session(fields.get("policy"), fields.get("seed")).described(), 201)
 
     async def _reset(self, request: Request) -> Response:
-        self._client(request)
+        client = self._client(request)
         session = self.policies.session(request.path_params["session"])
-        fields = await self._fields(request, _RESET)
+        fields = await self._fields(request, client, _RESET)
         await session.settled()
         session.reset(checked_seed(fields.get("seed")))
         return _json(session.described())
@@ -450,8 +463,7 @@ class Application:
         return _json(policy.described())
 
     async def _change(self, request: Request) -> Response:
-        self._client(request, for_admin=True)
-        fields = await self._fields(request, _CHANGE)
+        fields = await self._fields(request, self._client(request, for_admin=True), _CHANGE)
         policy = self.policies.change(request.path_params["name"], fields.get("weight"), fields.get("shadow"))
         return _json(policy.described())
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 
@@ -123,7 +124,7 @@ class PolicyClient:
         :param bundle: The file.
         :param end_sessions: End the sessions of the previous bundle; otherwise they keep it until they end.
         """
-        path = f"/policies/{name}" + ("?end_sessions=true" if end_sessions else "")
+        path = f"/policies/{quote(name, safe='')}" + ("?end_sessions=true" if end_sessions else "")
         headers = {"content-type": "application/octet-stream"}
         return self.request("PUT", path, Path(bundle).read_bytes(), headers)
 
@@ -232,7 +233,7 @@ class ClientSession:
 
 
 def _path(path: str, step_key: str | int | None) -> str:
-    return path if step_key is None else f"{path}/{step_key}"
+    return path if step_key is None else f"{path}/{quote(str(step_key), safe='')}"
 
 
 def _answer(reply: Mapping[str, Any]) -> Answer:

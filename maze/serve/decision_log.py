@@ -16,6 +16,7 @@ from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.trajectory_recording.datasets.decision_data import FORMAT, decoded, log_files, number_of, read_lines
 from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.serve.bundle import PolicyBundle, PolicySession
+from maze.serve.pipeline import needed_code
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -118,8 +119,12 @@ class DecisionLog:
         if self._file is not None:
             self._file.close()
             self._file = None
-        path = self._directory / f"decisions-{self._number + 1:06d}.jsonl"
-        file = path.open("xb", buffering=0)
+        self._number += 1
+        path = self._directory / f"decisions-{self._number:06d}.jsonl"
+        try:
+            file = path.open("xb", buffering=0)
+        except FileExistsError:  # of another server with the same directory, such as one that is still draining
+            return self._open()
         try:
             _write_all(file, self._header)
         except OSError:
@@ -127,7 +132,6 @@ class DecisionLog:
             path.unlink(missing_ok=True)
             raise
         self._file = file
-        self._number += 1
         for old in log_files(self._directory)[: -self._n_files]:
             old.unlink(missing_ok=True)
         return file
@@ -244,11 +248,11 @@ class Replay:
         """Return the network inputs for a row's observation, and their session; None where they cannot be computed."""
         key, n = (bundle.sha256, row["episode"], row["is_shadow"]), int(row["n"])
         if row["episode"] == "":
-            session = None if bundle.has_memory else bundle.session(provided=self._provided)
+            session = None if bundle.has_memory else self._session(bundle)
         else:
             session, n_known = self._sessions.pop(key, (None, 0))
             if n == 0:
-                session, n_known = bundle.session(provided=self._provided), 0
+                session, n_known = self._session(bundle), 0
             if session is not None and n == n_known:
                 self._sessions[key] = (session, n + 1)
             else:
@@ -260,6 +264,9 @@ class Replay:
         except MazeError:
             return None
         return None if inputs is None else (inputs, session)
+
+    def _session(self, bundle: PolicyBundle) -> PolicySession:
+        return bundle.session(provided=needed_code(bundle.card["code"], self._provided))
 
 
 def _same_bits(one: Any, other: Any) -> bool:

@@ -73,6 +73,16 @@ def stages_of(kinds: Mapping[str, Any], operations: Sequence[Mapping[str, Any]],
     return stages
 
 
+def needed_code(code: Sequence[Mapping[str, Any]], provided: Provided) -> Provided:
+    """Return the part of the provided code that a policy needs, one of several policies.
+
+    :param code: Pieces of code as a bundle's card lists them.
+    :param provided: Code of the caller for all policies.
+    """
+    named = {str(piece["name"]) for piece in code}
+    return {name: function for name, function in provided.items() if name in named}
+
+
 def check_provided(code: Sequence[Mapping[str, Any]], provided: Provided) -> None:
     """Compare the code that a policy needs with the provided code.
 

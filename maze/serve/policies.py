@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
 from maze.serve.decision_log import DecisionLog, written_rng
+from maze.serve.pipeline import Actor
 from maze.serve.served import Metrics, Options, Query, RefusedError, Served, Settings, as_json, invalid, other_bundle
 
 _LOGGER = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
+MOST_ACTORS = 1024
+"""Maximum number of actors of a session, whose stacked observations and hidden states are kept."""
 _DECISION = re.compile(r"[0-9a-f]{8}-[0-9]{1,18}")
 Pending = asyncio.Future[dict[str, Any]] | dict[str, Any]
 """A response, or the future of one."""
@@ -50,11 +54,13 @@ class ServedSession:
         self.shadows = [(shadow, shadow.session(self.seed)) for shadow in shadows]
         self.last_use = time.monotonic()
         self.n_steps = 0
+        self.actors: set[Actor] = set()
         self.is_busy = False
         self.failure = ""
-        self.latest: dict[str, Any] | None = None
+        self.latest: dict[str, Any] | RefusedError | None = None
+        """Answer to the latest observation, or why the policy did not decide on it."""
         self.shadowing: list[asyncio.Task[None]] = []
-        """Pending decisions of recurrent shadows, whose next hidden states the next decision needs."""
+        """Pending decisions of shadows whose next decision needs the hidden states, or the action to repeat."""
         self._n_episodes = 0
         self._log_key = hashlib.sha256(self.id.encode()).hexdigest()[:16]
 
@@ -64,7 +70,7 @@ class ServedSession:
         return f"{self._log_key}/{self._n_episodes}"
 
     async def settled(self) -> None:
-        """Wait for recurrent shadows, whose decision on the last observation may be pending."""
+        """Wait for shadows that need their decision on the last observation, which may be pending."""
         if self.shadowing:
             await asyncio.wait(self.shadowing)
             self.shadowing = []
@@ -77,6 +83,7 @@ class ServedSession:
             session.reset(seed)
         self.seed = self.seed if seed is None else seed
         self._n_episodes += 1
+        self.actors.clear()
         self.n_steps, self.failure, self.latest = 0, "", None
 
     def described(self) -> dict[str, Any]:
@@ -312,7 +319,7 @@ class Policies:
             raise _busy()
         if step is not None and step != session.n_steps:
             if step == session.n_steps - 1 and session.latest is not None:
-                return session.latest
+                return _answered(session.latest)
             message = f"The session's next decision is number {session.n_steps}, not {step}."
             raise RefusedError(409, "wrong_step", message)
         if session.failure:
@@ -320,7 +327,11 @@ class Policies:
             raise RefusedError(409, "session_failed", message)
         acting = session.acting
         actor = session.policy.actor(options, session.n_steps)
+        acting.bundle.step(actor[0]).network(actor[1])  # an unknown agent leaves the session as it is
+        if len(session.actors) == MOST_ACTORS and actor not in session.actors:
+            raise invalid(f"The session's episode has {MOST_ACTORS} actors, which is the limit. Begin another session.")
         inputs = acting.prepare(observation, actor)
+        session.actors.add(actor)
         session.is_busy, session.failure = True, "a decision was not finished in time."
         try:
             rng = None if options.deterministic else acting.rng
@@ -332,11 +343,12 @@ class Policies:
             session.shadowing = self._shadow(shadows, query, pending)
             session.latest = pending if isinstance(pending, dict) else await pending
             session.failure = ""
-        except RefusedError:
+        except RefusedError as error:
             # The observation counts, and the episode continues: the client decides this step itself.
-            session.failure, session.latest = "", None
-            session.n_steps += 1
-            raise
+            session.failure, session.latest = "", error.with_traceback(None)
+            for _, own in session.shadows:
+                with suppress(Exception):
+                    own.prepare(observation, actor)
         except MazeError as error:
             session.failure = str(error)
             raise
@@ -344,7 +356,7 @@ class Policies:
             session.is_busy = False
             session.last_use = time.monotonic()
         session.n_steps += 1
-        return session.latest
+        return _answered(session.latest)
 
     def report(self, decision: str, outcome: Mapping[str, Any]) -> None:
         """Write the outcome of a decision to the log, also long after the decision; it is joined when the log is read.
@@ -387,7 +399,7 @@ class Policies:
     def _shadow(self, shadows: Iterable[Shadowing], query: Query, pending: Pending) -> list[asyncio.Task[None]]:
         """Have shadows decide as well; their failures do not reach the client.
 
-        :return: Tasks to wait for before recurrent shadows decide again.
+        :return: Tasks to wait for before shadows decide again that are recurrent or repeat actions.
         """
         awaited = []
         for shadow, acting, rng in shadows:
@@ -398,14 +410,14 @@ class Policies:
                     continue
                 own = query._replace(acting=acting, inputs=inputs, states=acting.states, rng=rng, ranked=0)
                 decided = shadow.submit(own._replace(written_rng=self._written(rng), is_shadow=True))
-            except MazeError as error:
+            except Exception as error:  # provided code may raise anything
                 self.metrics.shadow_decisions.labels(shadow.name, "failed").inc()
                 _LOGGER.debug("Shadow %s: %s", shadow.name, error)
                 continue
             task = asyncio.ensure_future(self._compare(shadow.name, decided, pending))
             self._comparing.add(task)
             task.add_done_callback(self._comparing.discard)
-            if shadow.bundle.is_recurrent:
+            if shadow.bundle.is_recurrent or shadow.bundle.repeats_actions:
                 awaited.append(task)
         return awaited
 
@@ -414,7 +426,7 @@ class Policies:
             shadowed = await shadowing
             response = pending if isinstance(pending, dict) else await asyncio.shield(pending)
             is_equal = as_json(response["action"]) == as_json(shadowed["action"])
-        except MazeError:
+        except Exception:
             result = "failed"
         else:
             result = "equal" if is_equal else "different"
@@ -468,6 +480,12 @@ def checked_seed(seed: int | None) -> int | None:
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
         raise invalid(f"`seed` must be a whole number from 0 to 2^63 - 1, found {seed}.")
     return seed
+
+
+def _answered(answer: dict[str, Any] | RefusedError) -> dict[str, Any]:
+    if isinstance(answer, RefusedError):
+        raise RefusedError(answer.status, answer.code, str(answer))  # one object would collect tracebacks
+    return answer
 
 
 def _spaces_of(bundle: PolicyBundle) -> Any:

@@ -21,7 +21,7 @@ from maze.distributions.samplers import Sampler, probabilities_of, sampler_of, u
 from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
 from maze.serve.decision_log import DecisionLog
 from maze.serve.drift import DriftGuard, DriftLimits
-from maze.serve.pipeline import Actor, packed
+from maze.serve.pipeline import Actor, needed_code, packed
 
 Array = np.ndarray[Any, Any]
 Fallback = Callable[[Mapping[str, Any], Actor], Any]
@@ -322,8 +322,7 @@ class Served:
         self.guard = DriftGuard(name, bundle.drift, settings.drift)
         self.batcher = Batcher(self.decide_batch, self.finished, settings.max_batch, settings.batch_delay)
         self._settings, self._log, self._metrics = settings, log, metrics
-        named = {str(piece["name"]) for piece in bundle.card["code"]}
-        self._provided = {name: code for name, code in settings.provided.items() if name in named}
+        self._provided = needed_code(bundle.card["code"], settings.provided)
         self._step_keys: dict[str, str | int] = {str(key): key for key in bundle.steps}
         self._own_networks = {key for key, step in bundle.steps.items() if None not in step.networks}
         # Without stacks and repeated actions, one session for each sub-step serves all clients. Missing code is an

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze.api.config_auditor import as_wrapper_configs, is_plain, place
 from maze.api.utils import InvalidSpecificationError
-from maze.cli.hydra_setup import value_text
+from maze.core.utils.config_utils import value_text
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="$\x00", exclude_categories=("Cs", "Cc")))
 values = st.recursive(

@@ -12,6 +12,7 @@ import pytest
 
 from maze.api.rollouts import Evaluation
 from maze.api.run_context import RunContext
+from maze.api.utils import InvalidSpecificationError
 from maze.core.agent.policy import Policy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
@@ -215,3 +216,5 @@ def test_policies_are_compared_in_the_same_episodes(capsys: pytest.CaptureFixtur
         *("report.html", "comparison.csv", "episodes.csv")
     }
     assert rc.compare({"left": PushesLeft()}, n_episodes=5).table == comparison.table  # random decisions are seeded
+    with pytest.raises(InvalidSpecificationError, match=r"may not be named random and trained, found \['trained'\]"):
+        rc.compare({"trained": PushesLeft()})

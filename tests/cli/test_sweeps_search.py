@@ -18,7 +18,7 @@ from optuna.distributions import CategoricalDistribution as Choice
 from optuna.distributions import FloatDistribution as Float
 from optuna.distributions import IntDistribution as Int
 
-from maze.cli.hydra_setup import UsageError, value_text
+from maze.cli.hydra_setup import UsageError
 from maze.cli.sweeps.results import (
     STUDY_FILE,
     SweepRun,
@@ -32,6 +32,7 @@ from maze.cli.sweeps.results import (
 from maze.cli.sweeps.space import SearchSpace, parse_space, text_of, value_of
 from maze.cli.sweeps.study import Plan, SweepStudy
 from maze.core.errors import CheckpointError, ConfigError
+from maze.core.utils.config_utils import value_text
 
 PARSER = OverridesParser.create()
 

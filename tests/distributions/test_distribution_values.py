@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -17,6 +18,7 @@ from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
+from maze.distributions.samplers import most_probable
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.distributions.utils import atanh, tensor_clamp
 
@@ -30,6 +32,20 @@ def test_categorical_agrees_with_torch():
     assert torch.allclose(mine.log_prob(actions), reference.log_prob(actions))
     assert torch.allclose(mine.entropy(), reference.entropy())
     assert torch.allclose(mine.dist.logits, reference.logits)
+
+
+@pytest.mark.parametrize("n_best", [1, 2, 7, None])
+def test_the_most_probable_combinations_are_those_of_an_enumeration(n_best):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        weights = [rng.integers(1, 4, size=n) for n in rng.integers(1, 5, size=3)]  # with ties
+        factors = [each / each.sum() for each in weights]
+        every = list(itertools.product(*(range(len(factor)) for factor in factors)))
+        known = {choices: math.prod(factor[i] for factor, i in zip(factors, choices, strict=True)) for choices in every}
+        found = most_probable(factors, n_best)
+        assert [probability for _, probability in found] == pytest.approx(sorted(known.values(), reverse=True)[:n_best])
+        assert [known[choices] for choices, _ in found] == pytest.approx([probability for _, probability in found])
+        assert len({choices for choices, _ in found}) == len(found)
 
 
 def test_bernoulli_sums_over_its_components():

@@ -7,11 +7,14 @@ import itertools
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from maze.evaluation.comparison import Comparison, ContextComparison, PlayedEpisodes, comparison_page
+from maze.evaluation.gate import GateRunner
+from maze.evaluation.runners import ComparisonRunner
 from maze.maze_cli import main
 from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
@@ -200,6 +203,12 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "runner.maximize: the episodes have no sped" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("given", "names"), [("waste", ["waste"]), (["waste", "late"], ["waste", "late"]), (None, [])])
+def test_one_kpi_needs_no_list(given: Any, names: list[str]) -> None:
+    assert ComparisonRunner({"random": {}}, minimize=given).minimize == names
+    assert GateRunner({"a": {}, "b": {}}, maximize=given).maximize == names
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -252,6 +261,13 @@ def test_episodes_with_a_context_each_are_not_compared_by_context() -> None:
     assert not ContextComparison(Comparison([PlayedEpisodes("a", values), PlayedEpisodes("b", values)]))
     plain = [played("a", [1.0, 2.0]), played("b", [1.0, 2.0])]
     assert not ContextComparison(Comparison(plain))
+
+
+def test_contexts_of_a_single_policy_have_no_differences_to_show() -> None:
+    by_context = ContextComparison(Comparison([in_contexts("a", [0.0] * 8)]))
+    assert by_context
+    assert len(by_context.as_csv().splitlines()) == 5
+    assert by_context.section() == ""
 
 
 @pytest.mark.parametrize("n_parameters", [1, 2, 3])

@@ -14,7 +14,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.maze_cli import main
 from maze.report.progress import Progress
-from maze.report.run_page import REPORT_FILE
+from maze.report.run_page import REPORT_FILE, trials_section
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off, looked_at
 
 MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)
@@ -103,6 +103,12 @@ def test_a_sweep_has_the_table_of_its_trials(tmp_path: Path) -> None:
     assert "Sweep sweep" in page
     trials = page[page.index("<h2>Trials") :]
     assert trials[: trials.index("</table>")].count("<tr>") == 1 + 12
+
+
+@pytest.mark.parametrize("content", ["", "trial\n" + "1" * 200_000, "\xff"])
+def test_an_unreadable_table_of_trials_is_left_out(content: str, tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_text(content, encoding="latin-1")
+    assert trials_section(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,26 +171,43 @@ def test_requests_of_clients_are_served_in_turn() -> None:
     assert order == ["flood", "a", "b", "flood", "a", "b", "flood", "flood"]
 
 
+def test_a_client_that_holds_its_share_leaves_room_for_others() -> None:
+    async def ask() -> None:
+        turns = Turns(4, share=2)
+        async with turns.turn("slow", 2):
+            waiting = asyncio.ensure_future(turns.turn("slow", 1).__aenter__())
+            await asyncio.sleep(0)
+            async with turns.turn("a", 1), turns.turn("b", 1):
+                await asyncio.sleep(0)
+                assert turns.waiting == {"slow": 1}
+        await asyncio.wait_for(waiting, 5.0)
+
+    asyncio.run(asyncio.wait_for(ask(), 5.0))
+
+
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 7), st.integers(0, 4), st.integers(0, 9)), max_size=30)
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 7), st.integers(0, 4), st.integers(0, 9)), max_size=30),
+    st.integers(1, 5),
 )
-def test_a_capacity_is_never_exceeded_and_completely_released(requested: list[tuple[str, int, int, int]]) -> None:
+def test_a_capacity_is_never_exceeded_and_completely_released(
+    requested: list[tuple[str, int, int, int]], share: int
+) -> None:
     """Clients, units, passes of the loop that each holds them, and passes after which it is cancelled."""
-    capacity, in_use, most = 5, 0, 0
+    capacity, in_use, most, most_of_one = 5, Counter[str](), 0, 0
 
     async def work(turns: Turns, client: str, units: int, n_passes: int) -> None:
-        nonlocal in_use, most
+        nonlocal most, most_of_one
         async with turns.turn(client, units):
-            in_use += min(units, capacity)
-            most = max(most, in_use)
+            in_use[client] += min(units, share)
+            most, most_of_one = max(most, in_use.total()), max(most_of_one, in_use[client])
             try:
                 for _ in range(n_passes):
                     await asyncio.sleep(0)
             finally:
-                in_use -= min(units, capacity)
+                in_use[client] -= min(units, share)
 
     async def ask() -> None:
-        turns = Turns(capacity)
+        turns = Turns(capacity, share)
         tasks = [asyncio.ensure_future(work(turns, client, units, n)) for client, units, n, _ in requested]
         for number in range(10):
             for task, (_, _, _, patience) in zip(tasks, requested, strict=True):
@@ -202,3 +220,4 @@ def test_a_capacity_is_never_exceeded_and_completely_released(requested: list[tu
 
     asyncio.run(ask())
     assert most <= capacity
+    assert most_of_one <= share

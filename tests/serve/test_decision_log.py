@@ -17,13 +17,15 @@ from hypothesis.extra import numpy as arrays
 
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.datasets.decision_data import decoded, encoded, log_files, read_lines
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient
 from maze.serve.decision_log import DecisionLog, read_rng, replay, written_rng
 from maze.serve.served import Settings, as_json
 from maze.serve.server import main
 from tests.security.attack import mutated_json
-from tests.serve.serving import always, cartpole, cartpole_observations, pendulum, served, stacked
+from tests.serve.serving import always, cartpole, cartpole_observations, exported, pendulum, served, stacked
 
 
 @given(
@@ -152,6 +154,25 @@ def test_repeated_answers_and_the_fallback_are_in_the_log_and_not_replayed(tmp_p
     assert kinds == ["decided", "fallback", "decided"]
 
 
+def test_a_log_of_policies_with_different_code_is_replayed(tmp_path: Path) -> None:
+    provided = {"Halved.observation": lambda entries, actor: {"observation": 0.5 * entries["observation"]}}
+    bundles = {"plain": always(0), "own": exported(Halved(GymMazeEnv("CartPole-v1")))}
+    log = DecisionLog(tmp_path, {})
+    settings = Settings(provided=provided)
+    with served(bundles, settings=settings, log=log) as (url, _), PolicyClient(url) as client:
+        for name in bundles:
+            client.act([0.0] * 4, policy=name)
+    result = replay(tmp_path, list(map(PolicyBundle, bundles.values())), provided)
+    assert (result.n_decisions, result.n_prepared, result.n_different) == (2, 2, 0)
+
+
+class Halved(ObservationWrapper[Any]):
+    """Halve observations, as code that a bundle cannot hold."""
+
+    def observation(self, observation: Any) -> Any:
+        return {"observation": 0.5 * observation["observation"]}
+
+
 def test_a_log_does_not_reveal_identifiers_of_sessions(log: Path, tmp_path: Path) -> None:
     with served({"p": always(0)}, log=DecisionLog(tmp_path, {})) as (url, _), PolicyClient(url) as client:
         session = client.session()
@@ -177,6 +198,22 @@ def test_log_files_rotate_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     again.close()
     assert [line["n"] for _, line in read_lines(tmp_path)][-2:] == [299, 300]
     assert writer.n_lost == again.n_lost == 0
+
+
+def test_two_servers_share_a_directory(tmp_path: Path) -> None:
+    writers = [DecisionLog(tmp_path, {}, file_bytes=100) for _ in range(2)]
+
+    def n_written() -> int:
+        return sum(len(path.read_bytes().splitlines()) - 1 for path in log_files(tmp_path))
+
+    for n in range(3):
+        for index, writer in enumerate(writers):
+            writer.write(b'{"n": %d, "x": "%s"}' % (2 * n + index, b"x" * 100))
+            _until(lambda: n_written() + writers[0].n_lost + writers[1].n_lost == 2 * n + index + 1)  # noqa: B023
+    for writer in writers:
+        writer.close()
+    assert [writer.n_lost for writer in writers] == [0, 0]
+    assert sorted(line["n"] for _, line in read_lines(tmp_path)) == list(range(6))
 
 
 def test_a_full_disk_is_one_warning_and_decisions_continue(

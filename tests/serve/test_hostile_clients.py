@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import pytest
 
 from benchmarks.serve_speed import attackers, beside, request
-from maze.serve.app import Limits
+from maze.serve.app import Limits, Tokens
+from maze.serve.client import PolicyClient, ServerError
 from maze.serve.policies import Policies
 from maze.serve.server import LARGEST_HEAD
-from tests.serve.serving import always, served
+from tests.serve.serving import always, served, stacked
 
 OBSERVATION = [0.01, -0.02, 0.03, 0.04]
 
@@ -137,6 +139,61 @@ def test_batches_are_bounded(url: str) -> None:
     refused = httpx.post(f"{url}/act", json=body)
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid")
     assert len(httpx.post(f"{url}/act", json={**body, "ranked": 2}).json()["decisions"]) == 1000
+
+
+def test_long_unknown_names_are_not_compared_with_known_ones(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def recorded(name: str, *arguments: Any, **more: Any) -> list[str]:
+        compared.append(len(name))
+        return []
+
+    monkeypatch.setattr("maze.core.errors.get_close_matches", recorded)
+    name = "x" * 500_000
+    for body in ({name: 1}, {"observation": OBSERVATION, "policy": name}, {"seeed": 1}):
+        answer = httpx.post(f"{url}/act", json=body)
+        assert answer.status_code in (404, 422)
+        assert len(answer.text) < 2000
+    assert compared == [5]
+
+
+@pytest.mark.parametrize("path", ["/act", "/sessions", "/decisions/00000000-1/outcome"])
+def test_few_large_bodies_are_received_at_a_time(path: str) -> None:
+    size = 200_000
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    with served({"p": always(0)}, limits=Limits(body_bytes=size)) as (url, _), ExitStack() as stack:
+        connections = [stack.enter_context(connected(url)) for _ in range(40)]
+        for connection in connections:  # all but the last byte: each of them may wait in the server's memory
+            connection.sendall(head.encode() + b" " * (size - 1))
+        connections[-1].settimeout(5.0)
+        assert connections[-1].recv(4096).startswith(b"HTTP/1.1 503")
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_slow_bodies_of_one_client_do_not_delay_those_of_another() -> None:
+    head = b"POST /act HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer slow\r\nContent-Length: 1000000\r\n\r\n{"
+    body = {"observations": [[0.012345678901234567] * 4] * 900}
+    with served({"p": always(0)}, tokens=Tokens(["slow", "other"])) as (url, _), ExitStack() as stack:
+        connections = [stack.enter_context(connected(url)) for _ in range(20)]
+        for connection in connections:
+            connection.sendall(head)
+        time.sleep(0.2)
+        answer = httpx.post(f"{url}/act", json=body, headers={"authorization": "Bearer other"}, timeout=30.0)
+        assert answer.status_code == 200
+        assert select.select(connections, [], [], 0)[0] == [], "the slow requests have not ended before"
+
+
+def test_a_session_keeps_the_observations_of_a_bounded_number_of_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("maze.serve.policies.MOST_ACTORS", 3)
+    with served({"p": stacked()}) as (url, _), PolicyClient(url) as client, client.session() as session:
+        for agent_id in (0, 1, 5, 1):
+            session.act(OBSERVATION, agent_id=agent_id)
+        with pytest.raises(ServerError, match="3 actors") as refused:
+            session.act(OBSERVATION, agent_id=7)
+        assert refused.value.status == 422
+        session.act(OBSERVATION, agent_id=0)
+        session.reset()
+        session.act(OBSERVATION, agent_id=7)
 
 
 @pytest.mark.slow

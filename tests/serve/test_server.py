@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,11 +14,16 @@ import httpx
 import numpy as np
 import pytest
 
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.distributions.distribution_mapper import DistributionMapper
 from maze.serve.app import Limits, Tokens
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient, ServerError
+from maze.serve.export import export_policy
 from maze.serve.served import Settings
 from tests.serve.serving import (
+    Always,
     always,
     cartpole,
     cartpole_observations,
@@ -26,6 +31,7 @@ from tests.serve.serving import (
     cutting_env,
     metrics_of,
     pendulum,
+    repeating,
     served,
     stacked,
 )
@@ -186,6 +192,18 @@ def test_a_bad_observation_leaves_the_session_as_it_was() -> None:
             assert session.act(observation).action == local.act(observation)
 
 
+def test_an_unknown_agent_leaves_the_session_as_it_was() -> None:
+    env = GymMazeEnv("CartPole-v1")
+    mapper = DistributionMapper(env.action_spaces_dict[0], {})
+    own_networks = TorchPolicy({(0, 0): Always(1)}, mapper, "cpu", substeps_with_separate_agent_nets=[0])
+    content = export_policy(own_networks, env, {"name": "p"}, n_steps=300)
+    with served({"p": content}) as (url, _), PolicyClient(url) as client, client.session() as session:
+        for agent_id in (7, -1):
+            with pytest.raises(ServerError, match=f"agent {agent_id} is unknown"):
+                session.act(OBSERVATION, agent_id=agent_id)
+        assert session.act(OBSERVATION).action == 1
+
+
 def test_sessions_end_expire_and_are_bounded() -> None:
     settings = Settings(max_sessions=3, session_seconds=0.3)
     with served({"cartpole": cartpole()}, settings=settings) as (url, application), PolicyClient(url) as client:
@@ -232,6 +250,65 @@ def test_a_shadow_policy_acts_and_its_action_is_never_returned() -> None:
         assert metrics['maze_shadow_decisions_total{policy="shadow",result="different"}'] == 30
         assert metrics['maze_decisions_total{policy="champion"}'] == 30
         assert 'maze_decisions_total{policy="shadow"}' not in metrics
+
+
+@pytest.mark.parametrize("shadow", [repeating, stacked])
+def test_a_slow_shadow_does_not_disturb_sessions(shadow: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = PolicyBundle.act_batch
+
+    def slow(bundle: PolicyBundle, *arguments: Any, **more: Any) -> Any:
+        time.sleep(0.1 * (bundle.card["name"] != "always 0"))
+        return decide(bundle, *arguments, **more)
+
+    with served({"champion": always(0), "shadow": shadow()}, shadows=("shadow",)) as (url, _):
+        monkeypatch.setattr(PolicyBundle, "act_batch", slow)
+        with PolicyClient(url) as client:
+            for _ in range(2):  # networks that were slow before run in a thread
+                with client.session() as session:
+                    assert [session.act(OBSERVATION).action for _ in range(4)] == [0] * 4
+
+
+def test_refused_observations_are_seen_by_shadows() -> None:
+    observations = cartpole_observations(40)
+    observations[10::5] = outside = [[4.0 * (-1) ** n, 3.0, 0.4, -3.0] for n in range(6)]
+    settings = Settings(on_drift="refuse")
+    bundles = {"champion": stacked(), "shadow": stacked()}
+    with served(bundles, shadows=("shadow",), settings=settings) as (url, _), PolicyClient(url) as client:
+        with client.session() as session:
+            for observation in observations:
+                if observation in outside:
+                    with pytest.raises(ServerError, match="outside the range"):
+                        session.act(observation)
+                else:
+                    session.act(observation)
+        metrics = metrics_of(httpx.get(f"{url}/metrics").text)
+    assert metrics['maze_shadow_decisions_total{policy="shadow",result="equal"}'] == 34
+
+
+def test_a_repeated_request_gets_the_same_refusal() -> None:
+    with served({"p": always(0)}, settings=Settings(on_drift="refuse")) as (url, _), PolicyClient(url) as client:
+        path = f"/sessions/{client.session().id}/act"
+        for _ in range(2):  # the first response was lost
+            with pytest.raises(ServerError) as refused:
+                client.post(path, {"observation": [99.0] * 4, "step": 0})
+            assert refused.value.code == "out_of_distribution"
+        assert client.post(path, {"observation": OBSERVATION, "step": 1})["action"] == 0
+
+
+def test_a_shadow_that_fails_is_counted_and_clients_get_their_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = PolicyBundle.act_batch
+
+    def failing(bundle: PolicyBundle, *arguments: Any, **more: Any) -> Any:
+        if bundle.card["name"] == "always 1":
+            raise RuntimeError("the network failed")
+        return decide(bundle, *arguments, **more)
+
+    with served({"champion": always(0), "shadow": always(1)}, shadows=("shadow",)) as (url, _):
+        monkeypatch.setattr(PolicyBundle, "act_batch", failing)
+        with PolicyClient(url) as client, client.session() as session:
+            assert (client.act(OBSERVATION).action, session.act(OBSERVATION).action) == (0, 0)
+        metrics = metrics_of(httpx.get(f"{url}/metrics").text)
+    assert metrics['maze_shadow_decisions_total{policy="shadow",result="failed"}'] == 2
 
 
 # -- swaps ------------------------------------------------------------------------------------------------------------
@@ -493,9 +570,19 @@ def test_an_internal_error_is_logged_and_not_revealed_to_clients(
     monkeypatch.setattr("maze.serve.bundle.replay_reference", lambda *arguments: None)
     with served({"p": always(0)}) as (url, _):
         answer = httpx.post(f"{url}/act", json={"observation": OBSERVATION})
+        metrics = metrics_of(httpx.get(f"{url}/metrics").text)
     assert answer.status_code == 500
+    assert metrics['maze_requests_total{path="/act",status="500"}'] == 1
     assert "secret" not in answer.text
     assert "a secret of the house" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["50%25", "a b", "what?", "a#b"])
+def test_policies_may_have_any_printable_name(name: str, tmp_path: Any) -> None:
+    (tmp_path / "one.maze").write_bytes(always(1))
+    with served({"p": always(0)}, tokens=ADMIN) as (url, _), PolicyClient(url, token="boss") as client:
+        assert client.swap(name, tmp_path / "one.maze")["name"] == name
+        assert client.act(OBSERVATION, policy=name).action == 1
 
 
 # -- what can be seen -------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from maze.cli.hydra_setup import UsageError, suggestion, value_text
+from maze.cli.hydra_setup import UsageError, suggestion
+from maze.core.utils.config_utils import value_text
 
 PARAMETRIZATION = "hydra.sweeper.parametrization"
 SCALAR_FIELDS = ("lower", "upper", "init", "step", "integer", "log")

@@ -6,6 +6,8 @@ import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from maze.core.annotations import override
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.log_events_writer import LogEventsWriter
@@ -27,7 +29,8 @@ class EventRow(NamedTuple):
 class LogEventsWriterTSV(LogEventsWriter):
     """Write one file per event, `<Interface>.<event>.tsv`, with a row for each fired event.
 
-    Columns are the episode, the environment step and the event's attributes, as tab-separated values with a header.
+    Columns are the episode, the environment step and the event's attributes (arrays as lists), as tab-separated values
+    with a header.
     Existing files are appended to.
 
     :param log_dir: Directory of the files; created when the first episode is written.
@@ -50,4 +53,9 @@ class LogEventsWriterTSV(LogEventsWriter):
                 writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
                 if stream.tell() == 0:
                     writer.writerow([*EventRow._fields[:2], *rows[0].attributes])
-                writer.writerows([row.episode_id, row.env_time, *row.attributes.values()] for row in rows)
+                writer.writerows([row.episode_id, row.env_time, *map(_cell, row.attributes.values())] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    """Return an array as a list: the text of a large array leaves out most numbers."""
+    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -192,19 +192,6 @@ class LogStatsAggregator(LogStatsConsumer):
         index, _ = plan.routes[name][0]
         return self._slot(event, plan, index, group).values(name)
 
-    def pending(self, event: Callable[..., Any], name: str | None = None) -> dict[LogStatsGroup | None, list[Any]]:
-        """Return the values of one input that are not reduced yet, by group.
-
-        :param event: Interface method of the event.
-        :param name: Input of the event's statistics.
-        """
-        self._take_deferred()
-        return {
-            group: list(slot.values(name))
-            for (known, _, group), slot in list(self._slots.items())
-            if known is event and name in slot.inputs
-        }
-
     def register_consumer(self, consumer: LogStatsConsumer) -> None:
         self._consumers.append(consumer)
 

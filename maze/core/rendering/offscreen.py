@@ -24,9 +24,6 @@ class RecordedFramesRenderer(Renderer):
         self.frames: dict[int, bytes] = {}
         """PNG pictures by environment time."""
 
-    def __len__(self) -> int:
-        return len(self.frames)
-
     def add(self, env_time: int, pixels: np.ndarray) -> None:
         """Add a frame, compressed without loss.
 

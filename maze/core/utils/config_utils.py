@@ -10,9 +10,11 @@ import math
 import numbers
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
 
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import ConfigError, ConfigValueError, did_you_mean
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 _GYM_ENV = "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env"
 _PETTINGZOO = "maze.interop.pettingzoo_env"  # module of a higher layer, which is only named here
 _PETTINGZOO_NAME = re.compile(r"\w+/\w+_v\d+")
+_BARE_TEXT = re.compile(r"[A-Za-z_/][\w./-]*", re.ASCII)
+_KEYWORDS = ("null", "true", "false", "nan", "inf")
 _USUAL_CONFIG_NAMES = ("config", "conf", "conf_rollout", "conf_train")
 
 
@@ -405,7 +409,7 @@ def read_hydra_config(config_module: str, config_name: str | None = None, **hydr
     from hydra.errors import HydraException
     from yaml import YAMLError
 
-    overrides = [f"{key}={_override_value(value)}" for key, value in hydra_overrides.items()]
+    overrides = [f"{key}={value_text(value)}" for key, value in hydra_overrides.items()]
     state_of_caller = Singleton.get_state()
     try:
         GlobalHydra.instance().clear()
@@ -432,14 +436,27 @@ def make_env_from_hydra(config_module: str, config_name: str | None = None, **hy
     return env
 
 
-def _override_value(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+def value_text(value: Any) -> str:
+    """Return a value as written in an override: numbers, texts, paths, None, lists and mappings of these."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        from hydra.core.override_parser.types import Quote, QuotedString
+
+        text = str(value)
+        return text if _is_bare(text) else QuotedString(text=text, quote=Quote.single).with_quotes()
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_override_value(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(_override_value(entry) for entry in value) + "]"
-    return str(value)
+        items = (f"{key if _is_bare(str(key)) else value_text(str(key))}:{value_text(it)}" for key, it in value.items())
+        return "{" + ",".join(items) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ",".join(map(value_text, value)) + "]"
+    return "null" if value is None else str(value)
+
+
+def _is_bare(text: str) -> bool:
+    return _BARE_TEXT.fullmatch(text) is not None and text.lower() not in _KEYWORDS
 
 
 def _root_config_name(config_module: str) -> str:

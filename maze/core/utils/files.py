@@ -238,8 +238,6 @@ def clean_stale_temporaries(directory: str | os.PathLike[str], min_age: float = 
     return removed
 
 
-logger = logging.getLogger(__name__)
-
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _LOCAL = "file"
 # Files that resuming a run, or acting with its policy, does not need.
@@ -449,7 +447,7 @@ def upload_changes() -> None:
     try:
         uploads.upload()
     except ConfigError as error:
-        logger.warning("%s. The upload is retried after the next checkpoint.", error)
+        _LOGGER.warning("%s. The upload is retried after the next checkpoint.", error)
 
 
 def local_copy(place: str, key: str) -> str:

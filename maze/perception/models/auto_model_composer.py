@@ -104,6 +104,8 @@ class AutoModelComposer(TemplateModelComposer):
     ) -> None:
         if recurrence not in (True, False, CARRIED):
             raise ConfigError(f"model.recurrence: expected true, false or `{CARRIED}`, found {recurrence!r}.")
+        if not hidden_units:
+            raise ConfigError("model.hidden_units: expected one width for each dense layer, found none.")
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
         dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
         # there are many items with little information each
@@ -230,7 +232,7 @@ def _action_items(
 def _scale(found: Sequence[spaces.Space[Any]]) -> float | list[float] | None:
     """Return factors that scale large bounds to 10: one for all entries, or one for each of the last dimension."""
     bounds = [
-        np.maximum(abs(space.low), abs(space.high)).astype(np.float64)
+        np.maximum(-space.low.astype(np.float64), space.high)  # the smallest whole number has no opposite in its type
         for space in found
         if isinstance(space, spaces.Box)
     ]

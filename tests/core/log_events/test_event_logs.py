@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import csv
+import json
 from abc import ABC
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -73,6 +75,15 @@ def test_each_event_has_its_table_with_one_row_per_occurrence(tmp_path):
         ["two", "1", "(3, 4)"],
         ["two", "", "summary"],
     ]
+
+
+def test_arrays_are_written_with_all_their_numbers(tmp_path):
+    log, pieces = EpisodeEventLog("one"), np.linspace(0.0, 1.0, 3000).reshape(2, 1500)
+    log.episode_events.append(cut(pieces, np.array(3)))
+    LogEventsWriterTSV(tmp_path).write(log)
+    table = pd.read_csv(tmp_path / "Events.cut.tsv", sep="\t")
+    np.testing.assert_array_equal(json.loads(table["piece"][0]), pieces)
+    assert table["note"].tolist() == [3]
 
 
 def test_writers_belong_to_the_active_context():

@@ -15,6 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import StatsContext
@@ -371,3 +372,10 @@ def test_the_environment_that_was_recorded_allows_what_its_own_package_stores(tm
     with pytest.raises(CheckpointError, match=r"\.Level`"):
         load_trajectory(path, env=GymMazeEnv("CartPole-v1"))
     assert load_trajectory(path, env=counting_env()).step_records[0].maze_state.value == 3
+
+
+def test_actors_may_be_numbered_by_numpy(tmp_path):
+    record = ActionRecord("episode", seed=3)
+    record.append(ActorID(np.int64(1), np.flatnonzero([False, True])[0]), {"move": np.int64(2)})
+    loaded = ActionRecord.load(record.save(tmp_path))
+    assert (loaded.seed, loaded.actions) == (3, [(ActorID(1, 1), {"move": 2})])

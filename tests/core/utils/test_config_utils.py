@@ -55,6 +55,13 @@ def test_numbers_of_numpy_are_numbers_of_a_configuration():
             Checked(*values)
 
 
+@pytest.mark.parametrize("path", ["/data/orders (2024), new.csv", "null", "a=b", "plain"])
+def test_texts_reach_a_composed_configuration_unchanged(path):
+    overrides = {"env.name": path, "+env.sizes": [np.int64(2), path]}
+    env = read_hydra_config("maze.conf", "conf_rollout", **overrides).env
+    assert (env.name, list(env.sizes)) == (path, [2, path])
+
+
 def test_files_are_read_with_interpolations_and_faults_are_named(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("x: 3\ny: ${x}\n")

@@ -492,6 +492,17 @@ def test_a_standard_deviation_is_above_zero(value):
         composed(PENDULUM, TORQUE, initial_std=value)
 
 
+def test_a_model_has_dense_layers():
+    with pytest.raises(ConfigError, match=r"^model\.hidden_units: expected one width"):
+        composed(PENDULUM, TORQUE, hidden_units=[])
+
+
+def test_the_smallest_number_of_a_type_is_a_large_bound():
+    space = spaces.Dict({"x": spaces.Box(-128, 0, (2,), np.int8)})
+    scales = composed(space, ACTIONS).template["model_builder"]["observation_scales"]
+    assert scales == {"x": 10 / 128}
+
+
 def test_initial_standard_deviations_need_a_normal_distribution():
     with pytest.raises(
         ConfigError, match=r"model\.initial_std: no action has a normal distribution.*Leave the default"

@@ -103,17 +103,13 @@ class DeadEndClippingTrajectoryProcessor(TrajectoryProcessor):
         return clipped
 
 
-class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
+class IdentityWithNextObservationTrajectoryProcessor(IdentityTrajectoryProcessor):
     """Add to each sub-step the next observation.
 
     After the last step of an episode this is the observation of its last state. If that was not recorded, a step that
     terminated the episode gets its own observation, which is not used for bootstrapping; other last steps are dropped.
     A trajectory may consist of several episodes; it is split where a step was dropped between two of them.
     """
-
-    @override(TrajectoryProcessor)
-    def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any]:
-        return trajectory
 
     @staticmethod
     @override(TrajectoryProcessor)

@@ -57,7 +57,7 @@ class ActionRecord:
         }
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.episode_id}.json"
-        write_whole(path, json_with_checksum(json.dumps(content).encode()))
+        write_whole(path, json_with_checksum(json.dumps(content, default=int).encode()))  # numbers of NumPy
         return path
 
     @classmethod

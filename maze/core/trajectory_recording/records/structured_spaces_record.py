@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
-from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from maze.core.log_events.step_event_log import StepEventLog
     from maze.core.log_stats.log_stats import LogStats
     from maze.core.trajectory_recording.records.state_record import StateRecord
-
-StepKeyType = Union[str, int]
-"""Identifies a sub-step."""
 
 
 def _in_order(name: str, doc: str) -> property:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError
 from maze.core.trajectory_recording.records.action_record import ActionRecord
 from maze.core.trajectory_recording.records.state_record import StateRecord
-from maze.core.trajectory_recording.records.structured_spaces_record import StepKeyType, StructuredSpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.safe_pickle import safe_load
 
 if TYPE_CHECKING:

@@ -257,7 +257,7 @@ def test_a_run_that_begins_with_weights_has_targets_of_these_weights() -> None:
     offline, earlier = (trainer(CQL, CQLConfig(), structured_log(3), STRUCTURED) for _ in range(2))
     assert isinstance(offline, CQL)
     for parameter in weights(earlier.model.networks.values()):
-        parameter += 1.0
+        parameter.add_(1.0)
     offline.load_state_dict(earlier.state_dict())
     targets = weights(offline.target_networks.values())
     for target, loaded in zip(targets, weights(earlier.model.networks.values()), strict=True):
