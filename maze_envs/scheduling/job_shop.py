@@ -217,7 +217,7 @@ class JobShops(BatchedCoreEnv):
     def load_instances(self, rows: np.ndarray, instances: Mapping[str, np.ndarray]) -> None:
         durations, machines = instances["durations"], instances["machines"]
         for axis in (0, 1):
-            is_used = (durations > 0).any(axis=2 - axis)
+            is_used = np.asarray((durations > 0).any(axis=2 - axis))
             self.size[rows, axis] = is_used.shape[1] - is_used[:, ::-1].argmax(axis=1)
         self.durations[rows], self.machines[rows] = durations, machines
         self._clear(rows)

@@ -12,7 +12,6 @@ from maze.train.parallelization.distributed_actors.base_distributed_workers_with
     BaseDistributedWorkersWithBuffer,
 )
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan, asynchronous_states
-from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
 from maze.train.parallelization.vector_env.replay_log import states_for
 
 
@@ -29,7 +28,7 @@ class FirstFragmentWorkers(BaseDistributedWorkersWithBuffer):
     """
 
     @override(BaseDistributedWorkersWithBuffer)
-    def __init__(self, *args: Any, wait_for: float, make_env: Callable[..., FirstFragments], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, wait_for: float, make_env: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._wait_for, self._make_env = wait_for, make_env
         self._env: Any = None
