@@ -313,9 +313,9 @@ def _run_hydra(command: Sequence[str]) -> None:
         # If a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, as
         # intended. Hydra warns about it at each composition.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
-        asked = [argument for argument in command if argument not in ("--help", "-h")]
-        run = _run_single if len(asked) == len(command) else _print_help
-        if (single := _root_and_overrides(asked)) is not None and run(*single):
+        others = [argument for argument in command if argument not in ("--help", "-h")]
+        run = _run_single if len(others) == len(command) else _print_help
+        if (single := _root_and_overrides(others)) is not None and run(*single):
             return
         # An absolute config path: Hydra searches no directory beside the script that started the process.
         hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name=ROOT)(_run_once)()
