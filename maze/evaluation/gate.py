@@ -14,7 +14,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
 from maze.core.utils.files import aligned
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
-from maze.evaluation.runners import ComparisonRunner
+from maze.evaluation.runners import ComparisonRunner, kpi_names
 from maze.report import estimates
 from maze.report.page import Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
@@ -75,9 +75,10 @@ def read_thresholds(
             f"thresholds: expected a YAML file or a mapping such as {{waste: {{goal: less}}}}, found {config!r}."
         )
     default = _number("runner.margin", margin)
+    minimize, maximize = kpi_names(minimize), kpi_names(maximize)
     if both := sorted({*minimize} & {*maximize}):
         raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}.")
-    goals = {RETURN: MORE, **dict.fromkeys(map(str, maximize), MORE), **dict.fromkeys(map(str, minimize), LESS)}
+    goals = {RETURN: MORE, **dict.fromkeys(maximize, MORE), **dict.fromkeys(minimize, LESS)}
     thresholds = {measure: Threshold(goal, default) for measure, goal in goals.items()}
     for name, entry in config.items():
         measure, where = str(name), f"thresholds.{name}"

@@ -133,9 +133,7 @@ class ComparisonRunner(EvaluationRunner):
         super().__post_init__()
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
         require_policies(self.policies)
-        for goal in ("minimize", "maximize"):
-            names = getattr(self, goal) or ()
-            setattr(self, goal, [names] if isinstance(names, str) else [*map(str, names)])
+        self.minimize, self.maximize = kpi_names(self.minimize), kpi_names(self.maximize)
         risk: Any = [] if self.risk is None else self.risk
         given = [*risk] if isinstance(risk, Sequence) else [risk]
         self._levels = [float(level) for level in given if isinstance(level, float) and 0.0 < level < 1.0]
@@ -404,6 +402,11 @@ class ReplayRunner(EvaluationRunner):
         seeds = self.maze_seeding.episode_seeds(max(1, self.n_recorded))
         own = None if episode.action_record is None else episode.action_record.seed
         return dict(seeds).get(own, seeds[0][1]) if own is not None else seeds[0][1]
+
+
+def kpi_names(given: str | Sequence[str] | None) -> list[str]:
+    """Return names of KPIs, given as one name or several; `None`: none."""
+    return [given] if isinstance(given, str) else [*map(str, given or ())]
 
 
 def require_policies(policies: Any) -> None:

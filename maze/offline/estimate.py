@@ -336,14 +336,19 @@ def estimate(
     for name, policy in policies.items():
         weighting = Weighting.of(data, log_probabilities(data, policy, action_spaces, config.greedy))
         values = None
-        if any(each in FITTED and not _refusal(each, weighting, config) for each in config.estimators):
+        if any(each in FITTED and not _refusal(each, data, weighting, config) for each in config.estimators):
             settings = (config.gamma, bootstrap, config.seed, config.fitted_q, config.greedy)
             values = fit_q(data, policy, action_spaces, *settings)
         entries += [_entry(name, each, data, weighting, values, bootstrap, config) for each in config.estimators]
     return entries
 
 
-def _refusal(estimator: str, weighting: Weighting, config: EstimationConfig) -> str:
+def _refusal(estimator: str, data: LoggedSteps, weighting: Weighting, config: EstimationConfig) -> str:
+    if estimator in FITTED and not data.has_target.any():
+        return (
+            "All episodes were truncated after their first decision, and the log does not contain what followed, so "
+            "that no values can be fitted. Log longer episodes, or estimate by `is` or `wis`."
+        )
     if estimator != "fqe" and np.isnan(weighting.ratios).any():
         return (
             "The log has no probabilities of its actions. Log them (`maze-serve --explore`), or estimate by `fqe`, "
@@ -374,7 +379,7 @@ def _entry(
 ) -> PolicyEstimate:
     n, function, gamma = data.n_episodes, ESTIMATORS[estimator], config.gamma
     sizes = (float(n), 1.0 / n) if estimator == "fqe" else (weighting.effective_episodes, weighting.largest_weight)
-    if refusal := _refusal(estimator, weighting, config):
+    if refusal := _refusal(estimator, data, weighting, config):
         nothing = Estimate(float("nan"), float("nan"), float("nan"))
         return PolicyEstimate(policy, estimator, nothing, None, *sizes, weighting.unsupported, refusal)
     rewards = data.padded(data.rewards * gamma**data.steps, 0.0)

@@ -121,6 +121,7 @@ class DecisionLog:
             self._file = None
         self._number += 1
         path = self._directory / f"decisions-{self._number:06d}.jsonl"
+        self._directory.mkdir(parents=True, exist_ok=True)  # it may have been moved
         try:
             file = path.open("xb", buffering=0)
         except FileExistsError:  # of another server with the same directory, such as one that is still draining

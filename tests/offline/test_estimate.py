@@ -175,6 +175,20 @@ def test_without_probabilities_only_fitted_values_are_given() -> None:
     assert np.isnan(found["wis"].estimate.value)
 
 
+def test_without_what_follows_any_decision_no_values_are_fitted() -> None:
+    info = {"propensity": 0.5, "TimeLimit.truncated": True}
+    records = [
+        SpacesRecord(ActorID(0, 0), {"x": np.zeros(1, np.float32)}, {"a": np.int64(action)}, 1.0, True, info)
+        for action in (0, 1)
+    ]
+    data = LoggedSteps.of_episodes([[(0, records[index % 2])] for index in range(100)])
+    spaces_of_actions = {0: spaces.Dict(a=spaces.Discrete(2))}
+    entries = estimate({"random": RandomPolicy(dict(spaces_of_actions))}, data, spaces_of_actions)
+    found = by_estimator(entries, "random")
+    assert found["wis"].estimate.value == pytest.approx(1.0)
+    assert all("truncated after their first decision" in found[name].refusal for name in ("fqe", "dr", "wdr", "magic"))
+
+
 def test_long_episodes_are_refused_by_their_effective_sample_size() -> None:
     config = EstimationConfig(fitted_q=FAST, estimators=("fqe", "pdis"))
     found = by_estimator(estimate({"c": Constant()}, log(200, 12), ACTION_SPACES, config), "c")

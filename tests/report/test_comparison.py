@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from maze.evaluation.comparison import Comparison, ContextComparison, PlayedEpisodes, comparison_page
-from maze.evaluation.gate import GateRunner
+from maze.evaluation.gate import GateRunner, read_thresholds
 from maze.evaluation.runners import ComparisonRunner
 from maze.maze_cli import main
 from tests.api.shorter import SHORTER
@@ -207,6 +207,7 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_kpi_needs_no_list(given: Any, names: list[str]) -> None:
     assert ComparisonRunner({"random": {}}, minimize=given).minimize == names
     assert GateRunner({"a": {}, "b": {}}, maximize=given).maximize == names
+    assert [*read_thresholds({}, minimize=given)] == ["return", *names]
 
 
 @pytest.mark.parametrize(

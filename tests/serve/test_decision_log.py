@@ -200,6 +200,17 @@ def test_log_files_rotate_and_the_oldest_are_deleted(tmp_path: Path) -> None:
     assert writer.n_lost == again.n_lost == 0
 
 
+def test_the_log_goes_on_after_its_directory_was_moved(tmp_path: Path) -> None:
+    writer = DecisionLog(tmp_path / "log", {}, file_bytes=10)
+    writer.write(b'{"n": 1}')
+    _until(lambda: log_files(tmp_path / "log"))
+    (tmp_path / "log").rename(tmp_path / "before")
+    writer.write(b'{"n": 2}')
+    writer.close()
+    assert writer.n_lost == 0
+    assert [line["n"] for name in ("before", "log") for _, line in read_lines(tmp_path / name)] == [1, 2]
+
+
 def test_two_servers_share_a_directory(tmp_path: Path) -> None:
     writers = [DecisionLog(tmp_path, {}, file_bytes=100) for _ in range(2)]
 
