@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
@@ -273,6 +273,13 @@ class TrainingRun:
         :param other: A policy to evaluate instead.
         :param eval_kwargs: Arguments of `RolloutEvaluator`; `None`: as configured.
         """
+        _check_names("evaluate", eval_kwargs, inspect.signature(RolloutEvaluator).parameters)
+        if eval_kwargs.get("n_episodes") is not None:
+            whole_number("n_episodes", eval_kwargs["n_episodes"], 1)
+        if isinstance(other, type):
+            raise InvalidSpecificationError(
+                f"policy: found the class {other.__name__}, expected {other.__name__}(...)."
+            )
         if other is None:
             self._require_weights("evaluate")
         else:
@@ -317,9 +324,10 @@ class TrainingRun:
         """
         from maze.evaluation.runners import ComparisonRunner
 
-        own = ("random", "trained")
-        if taken := [name for name in own if name in policies]:
-            raise InvalidSpecificationError(f"compare: policies may not be named {' and '.join(own)}, found {taken}.")
+        own, given = ("random", "trained"), cast(object, policies)
+        if not isinstance(given, Mapping) or any(name in given for name in own):
+            expected = f"expected policies by names other than {' and '.join(own)}"
+            raise InvalidSpecificationError(f"compare: policies: {expected}, found {policies!r}.")
         self._require_weights("compare")
         assert self.run_dir is not None
         env = self.env_factory()
@@ -391,10 +399,7 @@ class TrainingRun:
     def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:
         signatures = map(inspect.signature, (self.runner.run, self.runner.trainer.train))
         known = ["n_steps", *dict.fromkeys(name for signature in signatures for name in signature.parameters)]
-        for name in train_kwargs:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise InvalidSpecificationError(f"train: {name}: unknown argument.{hint} Known: {', '.join(known)}.")
+        _check_names("train", train_kwargs, known)
 
     def _require_weights(self, what: str) -> None:
         if self.result.status != "not trained":
@@ -446,6 +451,14 @@ class TrainingRun:
             "deterministic": values.get("deterministic", True),
             "model_selection": None,
         }
+
+
+def _check_names(call: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise an error if a call has an unknown argument."""
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise InvalidSpecificationError(f"{call}: {name}: unknown argument.{hint} Known: {', '.join(known)}.")
 
 
 @contextmanager

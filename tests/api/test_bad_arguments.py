@@ -10,6 +10,7 @@ import pytest
 
 from maze.api.run_context import RunContext
 from maze.api.utils import InvalidSpecificationError, RunContextError
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.errors import ConfigError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
@@ -192,6 +193,10 @@ def test_calls_that_need_a_trained_policy_are_refused_before_training(name: str)
     ("call", "message"),
     [
         (lambda rc: rc.train(n_epochs=1.5), "n_epochs: expected a whole number"),
+        (lambda rc: rc.evaluate(n_episodes=0), "n_episodes: expected a whole number of at least 1, found 0"),
+        (lambda rc: rc.evaluate(n_episodes=2.5), "n_episodes: expected a whole number of at least 1, found 2.5"),
+        (lambda rc: rc.evaluate(n_episode=2), "evaluate: n_episode: unknown argument. Did you mean `n_episodes`"),
+        (lambda rc: rc.evaluate(policy=RandomPolicy), r"policy: found the class RandomPolicy, expected RandomPolicy\("),
         (lambda rc: rc.rollout(max_steps=3), "runner.max_steps.*unknown key.*max_episode_steps"),
         (lambda rc: rc.rollout(runner="dev"), "runner: the chosen one cannot run this"),
     ],

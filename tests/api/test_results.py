@@ -216,5 +216,6 @@ def test_policies_are_compared_in_the_same_episodes(capsys: pytest.CaptureFixtur
         *("report.html", "comparison.csv", "episodes.csv")
     }
     assert rc.compare({"left": PushesLeft()}, n_episodes=5).table == comparison.table  # random decisions are seeded
-    with pytest.raises(InvalidSpecificationError, match=r"may not be named random and trained, found \['trained'\]"):
-        rc.compare({"trained": PushesLeft()})
+    for wrong in ({"trained": PushesLeft()}, [PushesLeft()]):
+        with pytest.raises(InvalidSpecificationError, match="by names other than random and trained, found"):
+            rc.compare(wrong)
