@@ -67,6 +67,24 @@ def test_a_slow_environment_is_not_waited_for_and_loses_no_step(max_age: int) ->
         assert found["fragments_dropped"] == 0 if max_age else found["fragments_dropped"] > 0
 
 
+def test_resumed_environments_that_did_not_wait_begin_other_episodes() -> None:
+    state: dict[str, Any] = {}
+    seen: list[set[int]] = []
+    for _ in range(3):
+        env: Any = Processes(wait_for=0.5).vector_env(slow_third_env, 2, "train")
+        with contextlib.closing(env):
+            env.seed([0, 1])  # a resumed run draws the seeds of its first start again
+            if state:
+                assert len(env.load_state_dict(state)) == 2
+            collect, columns = collecting(env, make_env=slow_third_env)
+            collect()
+            seen.append({int(number) for number in columns.substeps[0].observations["count"][0, :, 0]})
+            state = env.state_dict()
+    assert seen[0] <= {0, 1}
+    assert not (seen[0] | {0, 1}) & (seen[1] | seen[2])
+    assert not seen[1] & seen[2]
+
+
 def test_evaluations_and_rollouts_that_wait_for_all_are_those_of_groups_in_this_process() -> None:
     one, other = (
         recorded_by(with_groups(placement, 3), "flat") for placement in (InProcess(), Processes(max_restarts=1))

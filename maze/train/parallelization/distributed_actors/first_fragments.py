@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from maze.core.agent.policy import Policy
@@ -20,6 +20,7 @@ from maze.train.parallelization.distributed_actors.env_groups import (
     RolloutPlan,
     asynchronous_states,
     seed_beside,
+    seed_of_start,
 )
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 
@@ -58,7 +59,7 @@ class FirstFragments(GroupedVectorEnv):
             )
         # Fragments in progress, with the number of their rollout.
         self._under_way: dict[Task, int] = {}
-        self._n_rollouts = 0
+        self._n_rollouts = self._n_starts = 0
         self._ages: list[int] = []
         self.may_join = is_first and len(groups) == self._pool.n_first
         super().__init__(actors, env_factory, groups, logging_prefix)
@@ -133,7 +134,15 @@ class FirstFragments(GroupedVectorEnv):
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
         if self.n_rollout_envs == self.n_envs and not self._under_way:
             return super().state_dict(with_running)
-        return {"environments": asynchronous_states(self._actors.learned, self.n_envs)}
+        states = asynchronous_states(self._actors.learned, self.n_envs)
+        return {"n_starts": self._n_starts + 1, "environments": states}
+
+    @override(GroupedVectorEnv)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        if self.n_rollout_envs < self.n_envs:  # with the seeds of the first start, its first episodes would come again
+            first, self._n_starts = self._seeds, state_dict.get("n_starts", 1)
+            self.seed([seed_of_start(seed, self._n_starts) for seed in first])
+        return super().load_state_dict(state_dict)
 
     @override(GroupedVectorEnv)
     def close(self) -> None:
