@@ -76,14 +76,6 @@ ENTRIES = {
             "env.context={demand: [poisson, geometric], penalty: [4, 9, 19, 39], lead_time: [1, 2, 3, 4]}",
         ),
     ),
-    "bin_packing": Entry(
-        "online bin packing, uniform items",
-        ("+experiment=bin_packing_ppo",),
-        "best fit",
-        "packing_rule",
-        "excess_percent",
-        100,
-    ),
     "criss_cross": Entry(
         "criss-cross network, balanced medium load",
         (

@@ -302,7 +302,7 @@ class _StepPath:
             result = core_env.step(maze_action)
             try:
                 maze_state, reward, done, info = result
-                if info.__class__ is not dict and not isinstance(info, Mapping):
+                if info.__class__ is not dict and not isinstance(info, Mapping | None):  # None: the checker reports it
                     raise TypeError("`info` is no dictionary")
             except (TypeError, ValueError) as error:
                 raise EnvironmentContractError(
