@@ -524,7 +524,7 @@ class ImproveRunner(runners.EvaluationRunner):
         seconds = min(PLANNING_SHARE * self._budget_s, self._left() - self._reserved(later))
         affordable = self._affordable_scenarios(base, _USUAL, seconds, _MOST_CONFIRMATION / _WANTED_CONFIRMING)
         if base is heuristic:
-            for horizon in (self.horizon, _HORIZONS[0] if self._chooses_horizon else self.horizon):
+            for horizon in dict.fromkeys((self.horizon, _HORIZONS[0] if self._chooses_horizon else self.horizon)):
                 if affordable < _FEWEST:
                     self._candidates, self.horizon = _FEW_CANDIDATES, horizon
                     share = _SLOW_CONFIRMATION / LEAST_CONFIRMING
