@@ -256,3 +256,16 @@ def test_policies_that_leave_their_action_space_are_refused() -> None:
     data = LoggedSteps.of_episodes(episode(np.random.default_rng(0), 2) for _ in range(3))
     with pytest.raises(ConfigError, match=r"Outside: expected actions of Discrete\(3\) for the head `item`, found 3"):
         log_probabilities(data, Outside(), ACTION_SPACES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": 1.5}, r"gamma: expected a number in \[0, 1\], found 1.5"),
+        ({"estimators": ("fqe", "guess")}, r"\['guess'\] are unknown"),
+        ({"n_bootstrap": 0}, "n_bootstrap: expected a whole number of at least 2, found 0"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(settings, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EstimationConfig(**settings)

@@ -238,6 +238,16 @@ class RolloutColumns:
         if self.infos is not None:
             self.infos = []
 
+    def carried(self, sums: np.ndarray) -> np.ndarray:
+        """Return sums of the running episodes, `[n_envs, ...]`: 0 where the previous rollout is not continued.
+
+        :param sums: Sums at the end of the previous rollout; of another number of environments before the first one.
+        """
+        if len(sums) != self.n_envs:
+            return np.zeros((self.n_envs, *sums.shape[1:]))
+        sums[self.renewed] = 0.0
+        return sums
+
     def finish(self, last_actor_ids: list[ActorID], actors: Sequence[ActorID | None]) -> None:
         """Complete the rollout after its last tick.
 

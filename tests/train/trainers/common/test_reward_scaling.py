@@ -99,3 +99,14 @@ def test_a_state_is_continued():
     scaled(one, [[1], [2]])
     other.load_state_dict(one.state_dict())
     np.testing.assert_array_equal(scaled(one, [[3], [4]]), scaled(other, [[3], [4]]))
+
+
+def test_returns_of_replaced_workers_are_not_continued():
+    scaling = RewardScaling(gamma=0.5)
+    scaled(scaling, [[1, 1], [1, 1]])
+    columns = rollout([[1, 1]])
+    columns.renewed = [1]
+    scaling.scale(columns)
+    assert scaling.state_dict()["returns"].tolist() == [0.875, 0.5]
+    assert columns.carried(np.ones((2, 3))).tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert columns.carried(np.ones((0, 3))).tolist() == [[0, 0, 0], [0, 0, 0]]

@@ -239,8 +239,8 @@ class LearnedConstraint(CostCritic):
         """
         self.model.eval()
         if len(self._carried) != columns.n_envs:
-            self._carried = np.zeros((columns.n_envs, 2))
             self._prepare_hidden_states(columns.n_envs)
+        self._carried = columns.carried(self._carried)
         ended = columns.terminated | columns.truncated
         complete = columns.step_complete | ended
         values = columns.constrained[..., first] * complete

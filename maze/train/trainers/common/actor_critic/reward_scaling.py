@@ -32,8 +32,7 @@ class RewardScaling:
 
     That return is the discounted sum of the rewards up to a step, from the beginning of its episode on (`R <- gamma * R
     + r`), and the standard deviation is that of all steps of all environments. A rollout counts before its own rewards
-    are scaled, all of them by the same number. Rewards in statistics, KPIs and evaluations stay what they are, because
-    nothing but the rollout that is learned from is changed. A return continues in the next rollout, in the environment
+    are scaled, all of them by the same number. A return continues in the next rollout, in the environment
     with the same index; with IMPALA, and where a rollout does not wait for all environments, that may be another one.
 
     :param gamma: Discount for each environment step.
@@ -61,8 +60,7 @@ class RewardScaling:
             complete = columns.step_complete
             discounts = np.where(complete, self._gamma, 1.0)
             discounts[columns.terminated | columns.truncated] = 0.0
-            if len(self._returns) != columns.n_envs:
-                self._returns = np.zeros(columns.n_envs)
+            self._returns = columns.carried(self._returns)
             returns = rewards.astype(np.float64)  # up to each tick
             for tick, discount in enumerate(discounts):
                 returns[tick] += self._returns

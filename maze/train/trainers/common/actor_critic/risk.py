@@ -159,8 +159,8 @@ class LearnedRisk(CostCritic):
                 "risk concerns the return of the episode; found a step critic. Use `critic=flatten_concat_shared`."
             )
         if len(self._so_far) != columns.n_envs:
-            self._so_far = np.zeros(columns.n_envs)
             self._prepare_hidden_states(columns.n_envs)
+        self._so_far = columns.carried(self._so_far)
         so_far, ended = running_returns(rewards, columns.terminated | columns.truncated, self._so_far)
         self._so_far = so_far[-1]
         self._episodes = np.concatenate([self._episodes, ended])[-self._n_kept :]
