@@ -159,9 +159,9 @@ def test_the_last_step_is_the_last_of_sequences_of_any_length():
     torch.testing.assert_close(block({"x": sequence})["out"], block.lstm_block({"x": sequence})["out_lstm"][:, -1])
 
 
-@given(seed=st.integers(0, 100), masked=st.booleans(), pooling=st.sampled_from(["max", "mean", "sum", "min"]))
+@given(seed=st.integers(0, 100), is_training=st.booleans(), pooling=st.sampled_from(["max", "mean", "sum", "min"]))
 @few
-def test_point_net_does_not_depend_on_the_order_of_points_nor_on_masked_points(seed, masked, pooling):
+def test_point_net_does_not_depend_on_the_order_of_points_nor_on_masked_points(seed, is_training, pooling):
     torch.manual_seed(seed)
     block = blocks.PointNetFeatureBlock(
         ["x", "mask"],
@@ -172,7 +172,7 @@ def test_point_net_does_not_depend_on_the_order_of_points_nor_on_masked_points(s
         use_feature_transform=True,
         use_batch_norm=True,
         non_lin=nn.ReLU,
-    ).eval()
+    ).train(is_training)
     points, mask = torch.randn(2, 5, 3), torch.ones(2, 5)
     order = torch.randperm(5)
     expected = block({"x": points, "mask": mask})["out"]

@@ -31,15 +31,22 @@ class PointwiseLayers(nn.Module):
                 layers.append(nn.BatchNorm1d(n_out))
             if activate_last or index < len(widths) - 2:
                 layers.append(non_lin())
-        self.net = nn.Sequential(*layers)
+        self.net, self.use_batch_norm = nn.Sequential(*layers), use_batch_norm
 
-    def forward(self, points: torch.Tensor) -> torch.Tensor:
+    def forward(self, points: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
         """Apply the same layers to each point.
 
         :param points: `(..., widths[0])`.
+        :param valid: Which points count, boolean `(..., 1)`; None: all. Statistics of batches leave out the others.
         :return: `(..., widths[-1])`.
         """
-        features: torch.Tensor = self.net(points.flatten(end_dim=-2))
+        rows = points.flatten(end_dim=-2)
+        if valid is not None and self.use_batch_norm and self.training:
+            place = valid.flatten().nonzero().squeeze(-1)
+            of_valid = self.net(rows[place])
+            features = of_valid.new_zeros(len(rows), of_valid.shape[-1]).index_copy(0, place, of_valid)
+        else:
+            features = self.net(rows)
         return features.reshape(points.shape[:-1] + features.shape[-1:])
 
 
@@ -62,7 +69,7 @@ class AlignmentNet(nn.Module):
         :param valid: Which points count, boolean `(batch, points, 1)`; None: all.
         :return: The aligned points.
         """
-        pooled = pool(self.points(points), "max", [-2], valid)
+        pooled = pool(self.points(points, valid), "max", [-2], valid)
         # The matrix is predicted as a difference from the identity.
         deviation = self.matrix(pooled).unflatten(-1, (self.n_features, self.n_features))
         return points + torch.bmm(points, deviation)
@@ -114,7 +121,7 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         points, *masks = (block_input[key] for key in self.in_keys)
         valid = (masks[0] > 0).unsqueeze(-1) if masks else None
-        features = self.point_features(self.point_transform(points, valid))
+        features = self.point_features(self.point_transform(points, valid), valid)
         if self.use_feature_transform:
             features = self.feature_transform(features, valid)
-        return {self.out_keys[0]: pool(self.embedding(features), self.pooling_func_name, [-2], valid)}
+        return {self.out_keys[0]: pool(self.embedding(features, valid), self.pooling_func_name, [-2], valid)}
