@@ -11,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 # The tests start hundreds of interpreters, which would compile hundreds of modules each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party test-peers check lint types imports format docs docs-links bench wheel clean help
+.PHONY: demo test test-all tests/slow_tests.txt test-oldest test-learning test-third-party test-peers check lint types imports format docs docs-links bench wheel clean help
 
 help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -55,14 +55,15 @@ demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the
 	$(BIN)/maze-run env.name=CartPole-v1 policy=torch_policy input_dir=$(DEMO_DIR)/training runner.n_processes=2 \
 		runner.max_episode_steps=500 hydra.run.dir=$(DEMO_DIR)/rollouts
 
-test: $(VENV)/.dev  ## Run the tests (without those that need Ray or minutes).
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not long"
+test: $(VENV)/.dev  ## Run the fast tests.
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not long and not slow"
 
-test-all: $(VENV)/.dev-all  ## Run all tests, including those that need Ray or minutes.
+test-all: $(VENV)/.dev-all  ## Run all tests, including those that are slow or need Ray.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning"
 
-test-fast: $(VENV)/.dev  ## Run the tests that take milliseconds.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not long and not slow"
+tests/slow_tests.txt: $(VENV)/.dev-all  ## Measure all tests, and list the slow ones, which `make test` leaves out.
+	mkdir -p build; $(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning" -vv --durations=0 > build/durations.txt; \
+	$(BIN)/python tests/slow_tests.py build/durations.txt > $@
 
 test-oldest:  ## Run the tests with the oldest supported versions of torch and gymnasium (installs gigabytes).
 	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest

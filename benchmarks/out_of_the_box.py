@@ -5,11 +5,11 @@ flattened: a step for each sub-step, all observations and all action heads in on
 action of every head of other sub-steps (`MaskablePPO`). Both frameworks take the same number of environment steps
 (sub-steps of one environment step count once). After each fifth of the steps the current policy acts greedily in
 episodes of the same seeds. Results are kept in `--output`, a line of JSON for each run, and finished runs are not
-repeated.
+repeated. The tables of all of them are written into the page of the same name (`.md`).
 
-    python benchmarks/out_of_the_box.py --output results.jsonl --seeds 5 --steps 100000           # hours
+    python benchmarks/out_of_the_box.py --seeds 5                    # what is missing: hours
     python benchmarks/out_of_the_box.py truck_docks --frameworks maze ppo_auto peer --seeds 2
-    python benchmarks/out_of_the_box.py --output results.jsonl --seeds 0                          # tables only
+    python benchmarks/out_of_the_box.py --seeds 0                    # tables only
 
 `maze` is `algorithm=ppo model=auto`, `ppo_auto` the same with `algorithm=ppo_auto`.
 The tables have interquartile means over seeds and problems of scores, where 0 is a random policy and 1 the best mean
@@ -37,6 +37,10 @@ from scipy.stats import trim_mean
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tutorials")]
+
+from benchmarks.page_tables import markdown_table, write_table  # noqa: E402
+
+RESULTS = ROOT / "docs" / "benchmarks" / "out_of_the_box.jsonl"
 N_FIFTHS, N_EPISODES, FIRST_EPISODE_SEED, N_RESAMPLES = 5, 30, 987_654, 5_000
 FRAMEWORKS = ("maze", "ppo_auto", "peer")
 
@@ -153,7 +157,8 @@ def train_maze(problem: Problem, algorithm: str, n_steps: int, seed: int) -> lis
     from maze.api.run_context import RunContext
 
     env = problem.make() if problem.is_flat else FlatEnv(problem.make())
-    overrides = {"seeding.env_base_seed": seed, "seeding.agent_base_seed": seed}
+    # No early stopping: all take the same number of steps.
+    overrides = {"seeding.env_base_seed": seed, "seeding.agent_base_seed": seed, "algorithm.patience": 0}
     returns = []
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -263,44 +268,51 @@ def interval(scores: np.ndarray, rng: np.random.Generator) -> tuple[float, float
     return float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
 
 
-def print_tables(results: Sequence[dict[str, Any]], n_steps: int) -> None:
-    """Print returns by problem, and interquartile means by group."""
+def tables(results: Sequence[dict[str, Any]], n_steps: int) -> tuple[str, str]:
+    """Return the table of returns by problem, and that of interquartile means by group."""
     known = {(r["problem"], r["framework"], r["seed"]): r for r in results if r["steps"] in (0, n_steps)}
-    used = [name for name in FRAMEWORKS if any(key[1] == name for key in known)]
-    print(f"| problem | random | {' | '.join(used)} | CPU s: {', '.join(used)} |\n|{' --- |' * (3 + len(used))}")
+    rows: list[list[str]] = []
     scores: dict[tuple[bool, str], list[list[float]]] = {}
     for name, problem in PROBLEMS.items():
+        # SAC trains on pendulum, for which there is no `ppo_auto`.
+        used = [each for each in FRAMEWORKS if (name, each) != ("pendulum", "ppo_auto")]
         runs = {each: [r for (of, by, _), r in sorted(known.items()) if (of, by) == (name, each)] for each in used}
         if not all(runs.values()) or (name, "random", 0) not in known:
             continue
         low = known[name, "random", 0]["returns"][-1]
         high = max(r["returns"][-1] for each in runs.values() for r in each)
-        cells = [f"{low:.1f}", *(", ".join(f"{r['returns'][-1]:.1f}" for r in runs[each]) for each in used)]
-        cells.append(", ".join(f"{np.mean([r['cpu_s'] for r in runs[each]]):.0f}" for each in used))
-        print(f"| {name} | {' | '.join(cells)} |")
-        for each in used:
-            values = [(r["returns"][-1] - low) / (high - low) for r in runs[each]]
+        cells = [", ".join(f"{r['returns'][-1]:.1f}" for r in runs.get(each, [])) for each in FRAMEWORKS]
+        seconds = (f"{np.mean([r['cpu_s'] for r in runs[each]]):.0f}" if each in runs else "-" for each in FRAMEWORKS)
+        rows.append([name, f"{low:.1f}", *cells, ", ".join(seconds)])
+        for each in FRAMEWORKS:
+            values = [(r["returns"][-1] - low) / (high - low) for r in runs.get(each, runs["maze"])]
             scores.setdefault((problem.is_flat, each), []).append(values)
-    print(f"\n| interquartile mean | {' | '.join(used)} |\n|{' --- |' * (1 + len(used))}")
+    means: list[list[str]] = []
     for is_flat, group in ((True, "flat"), (False, "structured")):
         cells = []
-        for each in used:
-            rows = scores.get((is_flat, each), [])
-            if rows:
-                array = np.array([row[: min(map(len, rows))] for row in rows])
+        for each in FRAMEWORKS:
+            of_problems = scores.get((is_flat, each), [])
+            if of_problems:
+                array = np.array([values[: min(map(len, of_problems))] for values in of_problems])
                 low, high = interval(array, np.random.default_rng(0))
                 cells.append(f"{interquartile_mean(array):.2f} [{low:.2f}, {high:.2f}]")
-        print(f"| {group} | {' | '.join(cells)} |")
+        if cells:
+            means.append([group, f"{len(of_problems)} problems, {array.shape[1]} seeds", *cells])
+    seconds_header = f"CPU s: {', '.join(FRAMEWORKS)}"
+    return (
+        markdown_table(["problem", "random", *FRAMEWORKS, seconds_header], rows),
+        markdown_table(["group", "runs", *FRAMEWORKS], means),
+    )
 
 
 def main() -> None:
-    """Run what is missing, one process after the other, and print the tables."""
+    """Run what is missing, one process after the other; print the tables, and write them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", default=[], metavar="problem", help=", ".join(PROBLEMS))
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--output", type=Path, default=Path("out_of_the_box.jsonl"))
+    parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -329,7 +341,11 @@ def main() -> None:
         results.append(json.loads(line))
         with args.output.open("a") as file:
             file.write(f"{line}\n")
-    print_tables(results, args.steps)
+    page = args.output.with_suffix(".md")
+    for name, table in zip(("returns", "means"), tables(results, args.steps), strict=True):
+        print(f"{table}\n")
+        if page.exists():
+            write_table(page, name, table)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,15 @@ IMPORTS_OF_WORKERS = (
 )
 
 
+SLOW_TESTS = frozenset((Path(__file__).parent / "slow_tests.txt").read_text("utf-8").split())
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that `slow_tests.txt` lists."""
+    if item.nodeid.partition("[")[0] in SLOW_TESTS:
+        item.add_marker("slow")
+
+
 @pytest.hookimpl(trylast=True)  # what is deselected is gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of two workers, each gets half of the list: slow modules are dealt out and come first, to leave no long tail."""

@@ -63,9 +63,9 @@ def fill_replay_buffer(
         sampling_policy = config.initial_sampling_policy if sampling_policy is None else sampling_policy
         policy = initial_policy(sampling_policy, run.spaces)
         if policy.needs_state() or policy.needs_env():  # it looks into environments of this process
-            env: StructuredVectorEnv = SequentialVectorEnv([run.env_factory])
+            env: StructuredVectorEnv = SequentialVectorEnv([run.env_factory] * config.num_actors)
         else:
-            env = run.placement.vector_env(run.env_factory, 1)
+            env = run.placement.vector_env(run.env_factory, config.num_actors)
         return fill_by_policy(replay_buffer, policy, config.initial_buffer_size, run.agent_seed(), item_length, env)
     dataset = Factory(InMemoryDataset).instantiate(
         demonstrations,
@@ -93,23 +93,24 @@ def fill_by_policy(
 
     :param replay_buffer: The buffer.
     :param policy: The policy.
-    :param n_items: Number of items.
-    :param seed: Seed of policy and environment.
+    :param n_items: Number of items at least; each environment contributes equally many.
+    :param seed: Seed of the policy and of the first environment; the others have those that follow.
     :param item_length: Number of environment steps of an item.
-    :param env: A single environment; it is closed.
+    :param env: The environments; they are closed.
     :return: Number of environment steps taken.
     """
     try:
-        env.seed([seed])
+        env.seed([seed + index for index in range(env.n_envs)])
         spaces = (env.observation_spaces_dict, env.action_spaces_dict)
         policy.seed(seed)
         actors = fixed_actors(env.agent_counts_dict)
         replay_buffer.allocate(actors, *spaces, item_length)
-        generator, rows = RolloutGenerator(env), RolloutRows(actors, *spaces, 1, item_length)
+        generator, rows = RolloutGenerator(env), RolloutRows(actors, *spaces, env.n_envs, item_length)
         steps_at_a_time = item_length * max(1, _STEPS_AT_A_TIME // item_length)
         missing, n_env_steps = n_items * item_length, 0
         while missing > 0:
-            columns = generator.allocate(min(missing, steps_at_a_time))
+            of_each_env = -(-missing // (env.n_envs * item_length)) * item_length
+            columns = generator.allocate(min(of_each_env, steps_at_a_time))
             generator.collect(policy, columns)
             columns.check_finite(env.seeding_at)
             n_env_steps += int(columns.step_complete.sum())

@@ -11,13 +11,17 @@ import pytest
 import torch
 
 from maze.api.run_context import RunContext
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.errors import ConfigError, MazeError
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
     DummyDistributedWorkersWithBuffer,
 )
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+from maze.train.trainers.common.replay_trainer import fill_by_policy
 from maze.train.trainers.sac.sac_runners import SACRunner
 from maze.train.trainers.sac.sac_trainer import SAC
 from tests.train.parallelization.toy_envs import counting_env, random_walk_env, two_step_env
@@ -77,6 +81,16 @@ def test_only_processes_collect_ahead_by_default():
     assert not are_equal(waiting, ahead)
     assert are_equal(learned("dev"), waiting)
     assert are_equal(learned("local"), ahead)
+
+
+@pytest.mark.parametrize(("item_length", "n_steps"), [(1, 33), (4, 36)])
+def test_all_environments_fill_the_buffer_each_with_steps_of_its_own(item_length, n_steps):
+    env, replay_buffer = SequentialVectorEnv([random_walk_env] * 3), UniformReplayBuffer(200, seed=0)
+    policy = RandomPolicy(env.action_spaces_dict)
+    assert fill_by_policy(replay_buffer, policy, -(-31 // item_length), 5, item_length, env) == n_steps
+    assert len(replay_buffer) == n_steps // item_length
+    rewards = replay_buffer.columns.state_dict()["arrays"]["rewards"][:n_steps].reshape(3, -1)
+    assert len({tuple(of_env.tolist()) for of_env in rewards}) == 3
 
 
 def test_collect_ahead_uses_the_policy_of_the_previous_update():
