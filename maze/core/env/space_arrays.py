@@ -178,20 +178,23 @@ def check_observation(
         raise EnvironmentContractError(
             f"{place}: actor_id() returned a sub-step without an observation space. Known: {list(specs)}."
         )
-    _check_entries(observation, expected, place)
+    check_entries(observation, expected, place)
 
 
-def _check_entries(
-    observation: Any, expected: Mapping[str, tuple[tuple[int, ...] | None, np.dtype[Any] | None]], place: str
-) -> None:
+def check_entries(observation: Any, expected: Mapping[str, ArraySpec], place: str) -> None:
+    """Check the keys, shapes and dtypes of an observation.
+
+    :param observation: The observation.
+    :param expected: Shapes and dtypes by key.
+    :param place: Environment and sub-step, for the message.
+    :raises EnvironmentContractError: It does not fit.
+    """
     if not isinstance(observation, Mapping) or set(observation) != set(expected):
         found = list(observation) if isinstance(observation, Mapping) else type(observation).__name__
         raise EnvironmentContractError(
             f"{place}: expected an observation with the keys {list(expected)}, found {found}."
         )
     for key, (shape, dtype) in expected.items():
-        if shape is None or dtype is None:
-            continue
         value = np.asarray(observation[key])
         if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
             raise EnvironmentContractError(
@@ -242,7 +245,7 @@ def check_in_space(observation: Any, space: spaces.Space[Any], env_name: str, st
     if not isinstance(space, spaces.Dict):
         return
     place = f"{env_name}, sub-step {step_key!r}"
-    _check_entries(observation, {key: (entry.shape, entry.dtype) for key, entry in space.items()}, place)
+    check_entries(observation, {key: (entry.shape, entry.dtype) for key, entry in space.items()}, place)
     for key, entry in space.items():
         array = np.asarray(observation[key])
         if entry.shape is not None and entry.dtype is not None and not entry.contains(array.astype(entry.dtype)):
