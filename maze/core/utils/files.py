@@ -53,8 +53,11 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
         with suppress(FileNotFoundError):  # there is none to replace
             shutil.copymode(target, temporary)
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # of the same cause
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:  # otherwise its text would be lost
+            error.filename, error.filename2 = str(target), None
         raise
     if os.name == "posix":  # makes the renaming durable
         directory = os.open(target.parent, os.O_RDONLY)
