@@ -173,7 +173,7 @@ class TrainingRun:
         except BaseException as error:
             self.note_failure(error)
             self._end = f"The training run has failed: {self.result.error}"
-            self._stats.close()
+            self._stats.close(error)
             raise
         else:
             self.result = replace(self.result, status="completed")
@@ -210,8 +210,8 @@ class TrainingRun:
                     runner.setup(self.cfg)
                 if evaluator is not None:
                     _connect(evaluator, runner)
-        except BaseException:
-            self._stats.close()
+        except BaseException as error:
+            self._stats.close(error)
             if claimed is not None:
                 claimed.remove_if_worthless()
             raise

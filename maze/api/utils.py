@@ -86,16 +86,16 @@ class RunStatsContext(StatsContext):
 
     _is_leaving = False
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         self._is_leaving = True
         try:
             super().__exit__(*exc_info)
         finally:
             self._is_leaving = False
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         if not self._is_leaving:
-            super().close()
+            super().close(error)
 
 
 class GlobalGenerators:

@@ -56,8 +56,8 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     except BaseException as error:
         with suppress(OSError):  # of the same cause
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:  # otherwise its text would be lost
-            error.filename, error.filename2 = str(target), None
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(target)) from error  # not the name of the temporary file
         raise
     if os.name == "posix":  # makes the renaming durable
         directory = os.open(target.parent, os.O_RDONLY)
