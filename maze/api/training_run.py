@@ -16,14 +16,14 @@ from omegaconf import OmegaConf
 from maze.api.config_auditor import place
 from maze.api.config_loader import LoadedRun
 from maze.api.rollouts import Evaluation, inside_run
-from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, RunStatsContext, output
+from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, output
 from maze.cli import run_summary
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.env.space_arrays import check_entries, dict_specs
-from maze.core.errors import MazeError, did_you_mean
+from maze.core.errors import did_you_mean
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_utils import EnvFactory, config_to_yaml, shown_value, whole_number
@@ -130,7 +130,7 @@ class TrainingRun:
         self._keeps_directory = keeps_directory
         self.verbose = checked_verbosity(self.cfg.verbose)
         self.silent = silent or self.verbose == QUIET
-        self._stats = RunStatsContext()
+        self._stats = StatsContext(stays_open=True)
         self._generators = GlobalGenerators()
         self._policy: TorchPolicy | None = None
         self._env_factory: Callable[[], Any] | None = None
@@ -258,8 +258,6 @@ class TrainingRun:
         policy = self.policy
         try:
             return policy.compute_action(observation, maze_state, env, actor_id, deterministic)
-        except MazeError:
-            raise
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             if not isinstance(actor_id, tuple | None):
                 expected = "expected ActorID(step_key, agent_id) or None"

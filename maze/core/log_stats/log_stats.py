@@ -338,9 +338,11 @@ class StatsContext:
     Code in `with StatsContext() as stats:` has its own writers and step counter; at the end the writers are closed. The
     functions of this module use the active context: the last one entered in the same thread (or task); in a thread
     without one, the innermost one of the only thread that entered one; otherwise a default one.
+
+    :param stays_open: Keep the writers open until :meth:`close`, so that the context can be entered again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stays_open: bool = False) -> None:
         self.step = 1
         """Number of the current log step, counted from 1."""
         self.n_env_steps: int | None = None
@@ -354,6 +356,7 @@ class StatsContext:
         """Directories of the run; `None`: the working directory."""
         self.error: BaseException | None = None
         """Error that ended the run, or disables a writer, while writers are closed; `None`: none."""
+        self._stays_open = stays_open
         self._epochs = weakref.WeakKeyDictionary[Any, None]()
         self._silenced: set[int] = set()
         self._tokens: list[Token[StatsContext | None]] = []
@@ -376,7 +379,7 @@ class StatsContext:
     def __exit__(self, *exc_info: Any) -> None:
         _entered.reset(self._tokens.pop())
         _open_contexts.remove((threading.get_ident(), self))
-        if not self._tokens:
+        if not (self._tokens or self._stays_open):
             self.close(exc_info[1])
 
     def register_writer(self, writer: LogStatsWriter) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from maze.core.errors import CheckpointError, ConfigError, install_command
+from maze.core.errors import CheckpointError, ConfigError, optional_package
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -271,12 +271,9 @@ class Store:
         if urlsplit(url).scheme == _LOCAL:
             self._files, self._root = None, unquote(urlsplit(url).path)
             return
-        try:
-            from pyarrow.fs import FileSystem
-        except ImportError as error:
-            raise ConfigError(f"{key}: {url} needs pyarrow: {install_command('storage')}.") from error
+        storage = optional_package("pyarrow.fs", "storage", f"{key}: {url} needs pyarrow")
         with self._explained("cannot be opened"):
-            self._files, self._root = FileSystem.from_uri(url)
+            self._files, self._root = storage.FileSystem.from_uri(url)
 
     def names(self) -> dict[str, tuple[int, int]]:
         """Return size in bytes and modification time in nanoseconds of all files, by relative path."""
