@@ -94,6 +94,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
+def file_stem(identity: object) -> str:
+    """Return an identity, such as that of an episode, as the name of a file without its ending."""
+    return re.sub(r"[^\w.@=+-]", "_", str(identity))
+
+
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a JSON object; empty if the file is missing, damaged, or holds another type."""
     try:
