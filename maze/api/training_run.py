@@ -292,9 +292,10 @@ class TrainingRun:
         _check_names("evaluate", eval_kwargs, inspect.signature(RolloutEvaluator).parameters)
         if eval_kwargs.get("n_episodes") is not None:
             whole_number("n_episodes", eval_kwargs["n_episodes"], 1)
-        if isinstance(other, type) or (other is not None and not hasattr(other, "compute_action")):
-            expected = f"{other.__name__}(...)" if isinstance(other, type) else "an object such as RandomPolicy(...)"
-            raise InvalidSpecificationError(f"policy: found {shown_value(other)}, expected {expected}.")
+        found: Any = other
+        if isinstance(found, type) or not (found is None or hasattr(found, "compute_action")):
+            expected = f"{found.__name__}(...)" if isinstance(found, type) else "an object such as RandomPolicy(...)"
+            raise InvalidSpecificationError(f"policy: found {shown_value(found)}, expected {expected}.")
         if other is None:
             self._require_weights("evaluate")
         else:

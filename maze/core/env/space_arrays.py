@@ -181,11 +181,13 @@ def check_observation(
     check_entries(observation, expected, place)
 
 
-def check_entries(observation: Any, expected: Mapping[str, ArraySpec], place: str) -> None:
+def check_entries(
+    observation: Any, expected: Mapping[str, tuple[tuple[int, ...] | None, np.dtype[Any] | None]], place: str
+) -> None:
     """Check the keys, shapes and dtypes of an observation.
 
     :param observation: The observation.
-    :param expected: Shapes and dtypes by key.
+    :param expected: Shapes and dtypes by key; `None`: not of arrays.
     :param place: Environment and sub-step, for the message.
     :raises EnvironmentContractError: It does not fit.
     """
@@ -195,6 +197,8 @@ def check_entries(observation: Any, expected: Mapping[str, ArraySpec], place: st
             f"{place}: expected an observation with the keys {list(expected)}, found {found}."
         )
     for key, (shape, dtype) in expected.items():
+        if shape is None or dtype is None:
+            continue
         value = np.asarray(observation[key])
         if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
             raise EnvironmentContractError(
