@@ -451,8 +451,9 @@ def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:
 
 def _choices_of(space: spaces.Space[Any]) -> HeadDescription:
     """Return the choices of a head with a distribution of its own; unknown unless there is a single one."""
-    is_choice = isinstance(space, spaces.Discrete)
-    return {"distribution": "categorical", "n": int(space.n)} if is_choice else {"distribution": "unknown"}
+    if isinstance(space, spaces.Discrete):
+        return {"distribution": "categorical", "n": int(space.n)}
+    return {"distribution": "unknown"}
 
 
 def _sampler_for(head: str, mapper: DistributionMapper, generator: torch.Generator) -> Sampler:

@@ -22,7 +22,7 @@ class _PointNorm(nn.BatchNorm1d):
     @override(nn.BatchNorm1d)
     def forward(self, points: torch.Tensor) -> torch.Tensor:
         if len(points) > 1:
-            return super().forward(points)  # type: ignore[no-any-return]  # torch leaves it untyped
+            return super().forward(points)
         return functional.batch_norm(points, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
@@ -54,7 +54,7 @@ class PointwiseLayers(nn.Module):
         rows = points.flatten(end_dim=-2)
         if valid is not None and self.use_batch_norm and self.training:
             place = valid.flatten().nonzero().squeeze(-1)
-            of_valid = self.net(rows[place])
+            of_valid: torch.Tensor = self.net(rows[place])
             features = of_valid.new_zeros(len(rows), of_valid.shape[-1]).index_copy(0, place, of_valid)
         else:
             features = self.net(rows)
