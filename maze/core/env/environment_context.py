@@ -121,10 +121,11 @@ class EnvironmentContext:
         self.run_post_step_callbacks()
 
     def clone_from(self, context: EnvironmentContext) -> None:
-        """Take over the counters and the identity of the current episode; later episodes keep their own identities.
+        """Take over the counters, the identity of the current episode and the events of its current step.
 
-        Events and callbacks are not taken over.
+        Later episodes keep their own identities; callbacks are not taken over.
         """
+        self.event_service.clone_from(context.event_service)
         self.n_episodes += 1  # the current episode is replaced by another one
         self.step_id = context.step_id
         self.is_step_complete = context.is_step_complete
