@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.errors import EnvironmentContractError, MazeError, NonFiniteError
+from maze.core.errors import ConfigError, EnvironmentContractError, MazeError, NonFiniteError
 
 MIN_LOG_STD = -20.0
 MAX_LOG_STD = 20.0
@@ -267,6 +267,38 @@ def most_probable(factors: Sequence[Array], n_best: int | None) -> list[tuple[tu
         chosen = np.concatenate([chosen[before], best[choices, np.newaxis]], axis=1)
         probabilities = joint[before, choices]
     return list(zip(map(tuple, chosen.tolist()), probabilities.tolist(), strict=True))
+
+
+def ranked_actions(
+    heads: Mapping[str, HeadDescription], logits: Mapping[str, Array], n_best: int | None, temperature: float = 1.0
+) -> list[tuple[dict[str, Any], float]]:
+    """Return the most probable joint actions of heads that are independent of one another, best first.
+
+    :param heads: The heads.
+    :param logits: Of one observation, `[n_logits]` by head.
+    :param n_best: How many at most; None: all.
+    :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
+    :return: Actions by head, with their probabilities.
+    :raises ConfigError: A head is continuous.
+    """
+    factors: list[Array] = []
+    parts: dict[str, slice] = {}
+    for head, of_head in logits.items():
+        probabilities = choice_probabilities(heads[head], of_head, temperature)
+        if not probabilities:
+            raise ConfigError(f"Action head `{head}`: actions without choices cannot be ranked. Request a single one.")
+        parts[head] = slice(len(factors), len(factors) + len(probabilities))
+        factors += probabilities
+    # the k best joint actions are made of the k best choices of each factor
+    ranked = most_probable(factors, n_best)
+    return [({head: _joined(heads[head], chosen[part]) for head, part in parts.items()}, p) for chosen, p in ranked]
+
+
+def _joined(head: HeadDescription, choices: Sequence[int]) -> Any:
+    """Return the action of a head that consists of choices, `[*space.shape]`."""
+    if head["distribution"] == "categorical":
+        return np.int64(choices[0])
+    return np.array(choices).reshape(np.shape(head["nvec"]) if "nvec" in head else tuple(head["shape"]))
 
 
 def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> None:

@@ -202,6 +202,7 @@ def _estimates_csv(
 def _improvement(ours: Values, theirs: Values) -> Estimate:
     """Estimate the probability that ours is better in an episode, over all pairs of runs; ties count half."""
     pairs = (ours[:, np.newaxis] > theirs) + 0.5 * (ours[:, np.newaxis] == theirs)
+    pairs[np.isnan(ours[:, np.newaxis]) | np.isnan(theirs)] = np.nan  # neither better nor worse
     # The subtrahend has mean 0 and contributes the variation between the runs of the other policy.
     return Estimate.of(mean_interval(pairs.mean(1), pairs.mean((0, 1)) - pairs.mean(0), (0.0, 1.0)))
 

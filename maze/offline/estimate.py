@@ -47,7 +47,8 @@ class Logged(NamedTuple):
 
 def cumulative_ratios(ratios: Array) -> Array:
     """Return the ratio of the probabilities of all actions up to each decision, `[n_episodes, horizon]`."""
-    return np.asarray(np.cumprod(ratios, axis=1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.cumprod(ratios, axis=1))
 
 
 def importance_sampling(logged: Logged, weights: Array) -> Array:
@@ -122,10 +123,10 @@ def magic(logged: Logged, weights: Array, n_lengths: int = 8) -> Array:
 def effective_sample_size(ratios: Array) -> float:
     """Return the number of equally weighted episodes that weighted ones are worth: `(sum w)**2 / sum w**2` (Kish 1965).
 
-    :param ratios: `[n_episodes]`, not negative.
+    :param ratios: `[n_episodes]`, not negative. The number is 0 where they are beyond the range of floats.
     """
     scale = float(ratios.max(initial=0.0))
-    if not scale > 0:
+    if not 0.0 < scale < math.inf:  # the product of many ratios may be infinite, or NaN after a zero
         return 0.0
     scaled = ratios / scale
     return float(scaled.sum() ** 2 / (scaled**2).sum())
@@ -283,7 +284,7 @@ class Weighting:
         if np.isnan(ratios).any():
             return cls(ratios, float("nan"), float("nan"), float("nan"))
         episode = cumulative_ratios(data.padded(ratios, 1.0))[:, -1]
-        largest = float(episode.max() / episode.sum()) if episode.sum() > 0 else float("nan")
+        largest = float(episode.max() / episode.sum()) if 0.0 < episode.sum() < math.inf else float("nan")
         standard_error = float(ratios.std() / np.sqrt(len(ratios)))
         missing = 1.0 - float(ratios.mean()) - 2.0 * standard_error
         return cls(ratios, effective_sample_size(episode), largest, max(0.0, missing))

@@ -289,6 +289,5 @@ def _solved(
 
 
 def _encoded(space: spaces.Dict, actions: Arrays) -> torch.Tensor:
-    return torch.cat(
-        [encode_action(part, torch.as_tensor(actions[head]), torch.float32) for head, part in space.spaces.items()], -1
-    )
+    from_zero = {head: torch.as_tensor(actions[head] - getattr(part, "start", 0)) for head, part in space.items()}
+    return torch.cat([encode_action(part, from_zero[head], torch.float32) for head, part in space.items()], -1)

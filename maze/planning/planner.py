@@ -97,8 +97,7 @@ class BranchSimulator:
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
         """See :class:`Simulator`."""
-        by_horizon: np.ndarray = self.at_horizons(source, rows, scenarios, first, seed, [self.horizon])[0]
-        return by_horizon
+        return np.asarray(self.at_horizons(source, rows, scenarios, first, seed, [self.horizon])[0])
 
     def of_part(self, part: slice, source: bytes, *arguments: Any) -> tuple[np.ndarray, int]:
         """Return the returns of branches from pickled states, and the number of sub-steps simulated for them.
@@ -199,8 +198,7 @@ class ActionValues:
     @property
     def values(self) -> np.ndarray:
         """Estimated returns, `[n_candidates]`."""
-        values: np.ndarray = self.base_return + self.differences
-        return values
+        return np.asarray(self.base_return + self.differences)
 
     @property
     def gain(self) -> float:
@@ -370,8 +368,7 @@ class _Trial:
         return bool(self._n[index] >= self._least and means[index] - spread[index] > 0)
 
     def _means(self) -> np.ndarray:
-        means: np.ndarray = self._sums / np.maximum(self._n, 1)
-        return means
+        return np.asarray(self._sums / np.maximum(self._n, 1))
 
     def _spread(self) -> np.ndarray:
         """Return the half the width of the intervals."""

@@ -453,7 +453,8 @@ def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np
             sizes = np.ravel(getattr(part, "nvec", np.full(part.shape, 2)))
             if np.prod(sizes, dtype=float) > 2**12:
                 return None
-            found[head] = np.array(list(itertools.product(*map(range, sizes))), part.dtype).reshape(-1, *part.shape)
+            choices = np.array(list(itertools.product(*map(range, sizes))), part.dtype).reshape(-1, *part.shape)
+            found[head] = choices + np.asarray(getattr(part, "start", 0), part.dtype)
         else:
             return None
     return found

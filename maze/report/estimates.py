@@ -72,14 +72,15 @@ def episodes_to_see(share: float) -> int:
 def interquartile_mean(values: Values) -> Values:
     """Return the mean of the middle half over the last axis, robust as a median and nearly as precise as a mean.
 
-    A quarter of the values, rounded down, is removed at each end (Agarwal et al. 2021).
+    A quarter of the values, rounded down, is removed at each end (Agarwal et al. 2021). With NaN among them it is NaN.
 
     >>> float(interquartile_mean(np.array([1.0, 2.0, 4.0, 100.0])))
     3.0
     """
     n = values.shape[-1]
     cut = n // 4
-    return np.asarray(np.sort(values, axis=-1)[..., cut : n - cut].mean(axis=-1))
+    middle = np.sort(values, axis=-1)[..., cut : n - cut].mean(axis=-1)
+    return np.where(np.isnan(values).any(axis=-1), np.nan, middle)  # sorting takes NaN for the largest value
 
 
 def t_interval(values: Values, axis: int = -1, degrees: int | None = None) -> Interval:

@@ -17,8 +17,7 @@ from maze.distributions.samplers import (
     Sampler,
     categorical_sizes,
     check_logits,
-    choice_probabilities,
-    most_probable,
+    ranked_actions,
     sampler_of,
 )
 from maze.serve import pipeline
@@ -253,24 +252,8 @@ class StepSpec:
         :param temperature: See :meth:`PolicyBundle.act_batch`.
         :raises ConfigError: A head is continuous.
         """
-        factors: list[Array] = []
-        ends: dict[str, slice] = {}
-        for head, values in logits.items():
-            probabilities = choice_probabilities(self.heads[head].description, values[row], temperature)
-            if not probabilities:
-                raise ConfigError(f"Action head `{head}` is continuous; its actions cannot be ranked.")
-            ends[head] = slice(len(factors), len(factors) + len(probabilities))
-            factors += probabilities
-        found = []
-        for choices, probability in most_probable(factors, n_best):
-            action: dict[str, Any] = {}
-            for head, part in ends.items():
-                description = self.heads[head].description
-                is_single = description["distribution"] == "categorical"
-                shape = np.shape(description["nvec"]) if "nvec" in description else tuple(description.get("shape", ()))
-                action[head] = np.int64(choices[part][0]) if is_single else np.array(choices[part]).reshape(shape)
-            found.append((action, probability))
-        return found
+        heads = {name: head.description for name, head in self.heads.items()}
+        return ranked_actions(heads, {head: values[row] for head, values in logits.items()}, n_best, temperature)
 
 
 def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: Mapping[str, Any]) -> StepSpec:

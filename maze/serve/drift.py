@@ -142,8 +142,7 @@ def population_stability_index(expected: Array, observed: Array) -> Array:
     :return: `[...]`.
     """
     expected, observed = np.maximum(expected, _LEAST_SHARE), np.maximum(observed, _LEAST_SHARE)
-    index: Array = ((observed - expected) * np.log(observed / expected)).sum(-1)
-    return index
+    return np.asarray(((observed - expected) * np.log(observed / expected)).sum(-1))
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,24 @@ def test_long_episodes_are_refused_by_their_effective_sample_size() -> None:
     assert "equally weighted" in found["pdis"].refusal
 
 
+def test_choices_need_not_begin_with_zero_where_values_are_fitted() -> None:
+    class Shifted(Constant):
+        def compute_action(self, *arguments: Any, **options: Any) -> Any:
+            return {head: choice + 5 for head, choice in super().compute_action(*arguments, **options).items()}
+
+    data, shifted = log(100), log(100, known=False)
+    for table in shifted.tables.values():
+        table.actions = {head: choices + 5 for head, choices in table.actions.items()}
+    spaces_from_5 = {
+        "pick": spaces.Dict(item=spaces.Discrete(3, start=5)),
+        "place": spaces.Dict(side=spaces.Discrete(2, start=5)),
+    }
+    config = EstimationConfig(estimators=("fqe",), n_bootstrap=2, fitted_q=FittedQConfig(n_updates=20, hidden_units=8))
+    expected = by_estimator(estimate({"c": Constant()}, data, ACTION_SPACES, config), "c")["fqe"]
+    found = by_estimator(estimate({"c": Shifted()}, shifted, spaces_from_5, config), "c")["fqe"]
+    np.testing.assert_allclose(found.estimate, expected.estimate, rtol=1e-4)
+
+
 def test_a_deterministic_log_does_not_support_other_actions() -> None:
     data = log()
     data.propensities = np.ones(len(data))  # as if the heuristic had not explored

@@ -124,6 +124,14 @@ def test_the_effective_sample_size_matches_hand_worked_values() -> None:
     assert ope.effective_sample_size(np.array([1e300, 1e300])) == pytest.approx(2.0)
 
 
+def test_weights_beyond_the_range_of_numbers_are_worth_no_episode() -> None:
+    """10**400 is infinite in floating point, and NaN after an action of probability 0."""
+    ratios = np.full((3, 400), [[10.0], [1.0], [0.5]])
+    assert ope.effective_sample_size(ope.cumulative_ratios(ratios)[:, -1]) == 0.0
+    ratios[0, -1] = 0.0
+    assert ope.effective_sample_size(ope.cumulative_ratios(ratios)[:, -1]) == 0.0
+
+
 def test_the_empirical_bernstein_interval_matches_hand_worked_values() -> None:
     # variance 1/3, range 1, n = 4, log(4 / 0.05) = 4.382
     low, high = ope.empirical_bernstein(np.array([0.0, 1.0, 0.0, 1.0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,16 @@ def test_candidates_are_the_unmasked_actions_and_the_base_action_comes_first() -
         {"force": np.zeros(2)}, continuous, {}, 8, rng, lambda: {"force": rng.normal(size=2).clip(-1, 1)}
     )
     assert len(drawn) == 8
+
+
+def test_candidates_of_vectors_of_choices_begin_with_their_starts() -> None:
+    space = spaces.Dict(a=spaces.MultiDiscrete([2, 2], start=[5, -1]), b=spaces.MultiBinary(1))
+    base = {"a": np.array([6, -1]), "b": np.array([1])}
+    found = candidate_actions(base, space, {}, 64, np.random.default_rng(0), dict)
+    chosen = [(*action["a"].tolist(), *action["b"].tolist()) for action in found]
+    assert chosen[0] == (6, -1, 1)
+    assert sorted(chosen) == list(itertools.product((5, 6), (-1, 0), (0, 1)))
+    assert all(space.contains(dict(action)) for action in found[1:])
 
 
 def played(env: Any, policy: Policy, n_steps: int, seed: int = 1) -> float:

@@ -145,6 +145,23 @@ def test_a_single_episode_has_no_confidence_interval() -> None:
     assert not re.search('="nan|>nan', comparison_page(comparison, datetime(2026, 1, 1)).text())
 
 
+def test_nothing_is_stated_about_a_measure_that_is_unknown_in_some_episodes() -> None:
+    """Such as costs per order in an episode without orders; the other measures are compared as usual."""
+    known, better = [1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0]
+    pair = [PlayedEpisodes("a", {"return": np.array([known]), "cost": np.array([known])})]
+    pair.append(PlayedEpisodes("b", {"return": np.array([better]), "cost": np.array([[0.0, np.nan, 1.0, 1.0]])}))
+    comparison = Comparison(pair, minimized=["cost"])
+    returns, cost = comparison.rows_of("return")[1], comparison.rows_of("cost")[1]
+    assert returns.improvement is not None
+    assert returns.improvement.value == 1.0
+    for estimate in (cost.mean, cost.interquartile_mean, cost.difference, cost.improvement):
+        assert estimate is not None
+        assert np.isnan(estimate.value)
+    assert not comparison.is_significant(cost)
+    assert "nan" in comparison.text()
+    assert "cost" in comparison_page(comparison, datetime(2026, 1, 1)).text()
+
+
 # -- the command ------------------------------------------------------------------------------------------------
 
 

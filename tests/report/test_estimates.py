@@ -26,6 +26,13 @@ def test_interquartile_mean_is_the_trimmed_mean_of_the_paper(n: int) -> None:
     np.testing.assert_allclose(interquartile_mean(values), stats.trim_mean(values, 0.25, axis=-1))
 
 
+def test_interquartile_means_of_unknown_values_are_unknown() -> None:
+    """Of 1 to 7 and NaN it would be 4.5, were NaN the best value of all."""
+    values = np.array([[1.0, 2.0, 3.0, 4.0, np.nan, 5.0, 6.0, 7.0], np.arange(8.0)])
+    np.testing.assert_array_equal(interquartile_mean(values), [np.nan, 3.5])
+    assert np.isnan(interquartile_mean_interval(values[:1])).all()
+
+
 def test_t_interval_of_three_runs() -> None:
     """1, 2, 3: the deviation is 1, so that 2 -+ 4.303 / sqrt(3)."""
     centre, low, high = t_interval(np.array([[1.0], [2.0], [3.0]]), axis=0)

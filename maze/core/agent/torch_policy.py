@@ -22,7 +22,7 @@ from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_
 from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
-from maze.distributions.samplers import Sampler, check_logits, most_probable, sampler_of
+from maze.distributions.samplers import HeadDescription, Sampler, check_logits, ranked_actions, sampler_of
 from maze.distributions.utils import require_valid_rows, sample_with
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun, recurrent_cells, running
 from maze.perception.program.network_program import NumpyNetwork, in_numpy
@@ -183,19 +183,11 @@ class TorchPolicy(NetworksModel, Policy):
             output = self.compute_substep_policy_output(batch, actor_id)
         if num_candidates is not None and num_candidates < 1:
             raise ConfigError(f"`num_candidates` must be at least 1 or None, found {num_candidates}.")
-        factors: list[np.ndarray] = []
-        for head, logits in output.action_logits.items():
-            space = self.distribution_mapper.action_space.spaces[head]
-            if not isinstance(space, spaces.Discrete):
-                raise ConfigError(
-                    f"Action head `{head}`: candidates can be ranked for Discrete spaces only, found {space}. "
-                    "Request a single action instead."
-                )
-            factors.append(torch.softmax(logits.detach().double().flatten(), dim=-1).cpu().numpy())
-        # the heads are independent: the k best joint actions are made of the k best actions of each head
-        ranked = most_probable(factors, num_candidates)
-        actions = [dict(zip(output.action_logits, map(np.int64, chosen), strict=True)) for chosen, _ in ranked]
-        return actions, [probability for _, probability in ranked]
+        mapper, logits = self.distribution_mapper, output.action_logits
+        heads = {head: mapper.describe_head(head) or _choices_of(mapper.action_space[head]) for head in logits}
+        of_observation = {head: values[0].detach().double().cpu().numpy() for head, values in logits.items()}
+        ranked = ranked_actions(heads, of_observation, num_candidates)
+        return [action for action, _ in ranked], [probability for _, probability in ranked]
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -455,6 +447,13 @@ def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:
     if issubclass(distribution, MultiCategoricalProbabilityDistribution) and isinstance(space, spaces.MultiDiscrete):
         return [int(size) for size in space.nvec.flatten()]
     return []
+
+
+def _choices_of(space: spaces.Space[Any]) -> HeadDescription:
+    """Return the choices of a head with a distribution of its own; unknown unless there is a single one."""
+    if isinstance(space, spaces.Discrete):
+        return {"distribution": "categorical", "n": int(space.n)}
+    return {"distribution": "unknown"}
 
 
 def _sampler_for(head: str, mapper: DistributionMapper, generator: torch.Generator) -> Sampler:

@@ -44,8 +44,8 @@ class BaseEnvEvents(ABC):
 
     @define_epoch_stats(np.mean, output_name="mean")
     @define_epoch_stats(np.std, output_name="std")
-    @define_epoch_stats(min, output_name="min")
-    @define_epoch_stats(max, output_name="max")
+    @define_epoch_stats(np.min, output_name="min")
+    @define_epoch_stats(np.max, output_name="max")
     @define_episode_stats(latest)
     @define_step_stats(latest)
     @define_stats_grouping("name")

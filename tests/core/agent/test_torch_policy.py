@@ -359,6 +359,21 @@ def test_candidates_are_ranked_by_their_joint_probability():
     assert sum(total) == pytest.approx(1.0)
 
 
+def test_candidates_of_vectors_of_choices_are_ranked_as_well():
+    """0.8 * 0.7 for the choices (1, 0), then 0.8 * 0.2 for (1, 2); each times 0.9 for the set bit."""
+    heads = spaces.Dict({"a": spaces.MultiDiscrete([[2, 3]]), "b": spaces.MultiBinary(1)})
+    logits = {"a": np.log([0.2, 0.8, 0.7, 0.1, 0.2]).astype("f").tolist(), "b": [float(np.log(9.0))]}
+    policy = policy_with(FixedLogits(**logits), heads)
+    actions, probabilities = policy.compute_top_action_candidates({"observation": np.zeros(1)}, 2, None, None, ACTOR)
+    assert [action["a"].tolist() for action in actions] == [[[1, 0]], [[1, 2]]]
+    assert [action["b"].tolist() for action in actions] == [[1], [1]]
+    assert all(heads.contains({**action, "b": action["b"].astype(np.int8)}) for action in actions)
+    assert probabilities == pytest.approx([0.504, 0.144])
+    box = policy_with(FixedLogits(force=[0.0, 0.0]), spaces.Dict({"force": spaces.Box(-1, 1, (1,))}))
+    with pytest.raises(ConfigError, match="Action head `force`: actions without choices cannot be ranked"):
+        box.compute_top_action_candidates({"observation": np.zeros(1)}, 2, None, None, ACTOR)
+
+
 def two_step_policy(separate=()):
     heads = spaces.Dict({"action": spaces.Discrete(2)})
     networks = {0: FixedLogits(action=[9.0, 0.0]), 1: FixedLogits(action=[0.0, 9.0])}

@@ -357,6 +357,17 @@ def test_numbers_that_come_as_arrays_count_as_those_in_lists():
     assert not any(values for row in as_arrays.state()["rows"] for values in row["inputs"].values())
 
 
+@pytest.mark.parametrize("values", [*itertools.permutations([0.5, np.nan, 1.0])])
+def test_a_kpi_that_is_unknown_in_some_episodes_is_unknown_whatever_their_order(values):
+    """Python's own `min` and `max` return NaN only where it comes first."""
+    epoch = LogStatsAggregator(LogStatsLevel.EPOCH)
+    for value in values:
+        epoch.receive({LogStatsKey(BaseEnvEvents.kpi, None, ("cost_per_order",)): value})
+    found = {key.output_name: value for key, value in epoch.reduce().items()}
+    assert found.keys() == {"mean", "std", "min", "max"}
+    assert np.isnan([*found.values()]).all()
+
+
 class Machines(ABC):
     @define_epoch_stats(np.mean)
     @define_episode_stats(sum)

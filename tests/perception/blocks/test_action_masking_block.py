@@ -52,6 +52,12 @@ def test_a_row_without_valid_action_is_an_error_that_names_block_keys_and_row():
         masking()({"logits": torch.zeros(2, 4, 3), "mask": mask})
 
 
+def test_an_observation_without_batch_dimension_gets_the_same_error():
+    with pytest.raises(EnvironmentContractError, match="no valid action in 1 of 1 rows") as caught:
+        masking()({"logits": torch.zeros(3), "mask": torch.zeros(3)})
+    assert caught.value.row == 0
+
+
 @pytest.mark.parametrize(
     ("logits_shape", "mask_shape", "num_actors", "actions"),
     [

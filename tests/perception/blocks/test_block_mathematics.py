@@ -182,6 +182,19 @@ def test_point_net_does_not_depend_on_the_order_of_points_nor_on_masked_points(s
     torch.testing.assert_close(block({"x": with_junk, "mask": junk_mask})["out"], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_single_point_is_normalised_by_the_statistics_of_earlier_ones():
+    """One point has no deviation: a last minibatch with a single valid one must not end a training."""
+    torch.manual_seed(1)
+    settings = {"use_feature_transform": True, "use_batch_norm": True, "non_lin": nn.ReLU}
+    block = blocks.PointNetFeatureBlock(["x", "mask"], "out", [(5, 3), (5,)], 4, "max", **settings)
+    block({"x": torch.randn(8, 5, 3), "mask": torch.ones(8, 5)})
+    known = {name: value.clone() for name, value in block.state_dict().items()}
+    single = {"x": torch.randn(1, 5, 3), "mask": torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]])}
+    in_training = block(single)["out"]
+    torch.testing.assert_close(block.state_dict(), known, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(block.eval()(single)["out"], in_training)
+
+
 @pytest.mark.parametrize(
     ("pooling", "expected"),
     [

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from maze.core.annotations import override
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, pool
@@ -13,6 +14,16 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.weight_init import activation_type
 
 _POINT_FEATURES = 64
+
+
+class _PointNorm(nn.BatchNorm1d):
+    """Batch normalisation; a single point, which has no deviation, is normalised by the running statistics."""
+
+    @override(nn.BatchNorm1d)
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        if len(points) > 1:
+            return super().forward(points)
+        return functional.batch_norm(points, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
 class PointwiseLayers(nn.Module):
@@ -28,7 +39,7 @@ class PointwiseLayers(nn.Module):
         for index, (n_in, n_out) in enumerate(pairwise(widths)):
             layers.append(nn.Linear(n_in, n_out, bias=not use_batch_norm))
             if use_batch_norm:
-                layers.append(nn.BatchNorm1d(n_out))
+                layers.append(_PointNorm(n_out))
             if activate_last or index < len(widths) - 2:
                 layers.append(non_lin())
         self.net, self.use_batch_norm = nn.Sequential(*layers), use_batch_norm
@@ -43,7 +54,7 @@ class PointwiseLayers(nn.Module):
         rows = points.flatten(end_dim=-2)
         if valid is not None and self.use_batch_norm and self.training:
             place = valid.flatten().nonzero().squeeze(-1)
-            of_valid = self.net(rows[place])
+            of_valid: torch.Tensor = self.net(rows[place])
             features = of_valid.new_zeros(len(rows), of_valid.shape[-1]).index_copy(0, place, of_valid)
         else:
             features = self.net(rows)

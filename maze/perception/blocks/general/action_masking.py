@@ -104,5 +104,5 @@ class ActionMaskingBlock(FunctionBlock):
                 f"action in {len(rows)} of {has_action.numel()} rows, first at index {tuple(rows[0].tolist())}. "
                 "Each row must hold at least one positive entry: check the mask that the environment computes."
             )
-            error.row = int(rows[0][0])
+            error.row = int(rows[0][0]) if valid.dim() > 1 else 0
             raise error

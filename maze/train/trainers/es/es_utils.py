@@ -33,8 +33,7 @@ def centered_ranks(returns: np.ndarray) -> np.ndarray:
     _, group, counts = np.unique(flat, return_inverse=True, return_counts=True)
     last = np.cumsum(counts) - 1
     mean_rank = last - (counts - 1) / 2
-    ranks: np.ndarray = (mean_rank[group.ravel()] / (flat.size - 1) - 0.5).reshape(np.shape(returns))
-    return ranks
+    return np.asarray(mean_rank[group.ravel()] / (flat.size - 1) - 0.5).reshape(np.shape(returns))
 
 
 def es_gradient(

@@ -102,11 +102,11 @@ class SelfLabelling(LabellingTrainer):
         best = returns.argmax(axis=1)
         instances = np.arange(config.instances)
         best_returns = returns[instances, best]
-        means = np.where(is_solution, returns, 0.0).sum(axis=1) / is_solution.sum(axis=1)
-        solutions = sampled[:, instances, best]
-        played, weights = self._played, best_returns - means
+        # the mean of differences: that of equally good solutions is exactly 0
+        behind = np.where(is_solution, best_returns[:, np.newaxis] - returns, 0.0)
+        played, weights = self._played, behind.sum(axis=1) / is_solution.sum(axis=1)
         played.begin(seeds)
-        for actions in solutions:
+        for actions in sampled[:, instances, best]:
             decisions = []
             for group in played.observe(self._limit):
                 decoded = self._decoded(group, actions[group.rows])
@@ -218,8 +218,7 @@ def conditional_gumbel(
     parent = of_parents[rows]
     with np.errstate(divide="ignore"):
         shifted = parent - noisy + np.log1p(-np.exp(noisy - largest))
-    conditional: np.ndarray = parent - np.maximum(shifted, 0.0) - np.log1p(np.exp(-np.abs(shifted)))
-    return conditional
+    return np.asarray(parent - np.maximum(shifted, 0.0) - np.log1p(np.exp(-np.abs(shifted))))
 
 
 def best_of_each(values: np.ndarray, groups: np.ndarray, n_groups: int, n_best: int) -> np.ndarray:

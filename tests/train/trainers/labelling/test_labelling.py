@@ -290,6 +290,22 @@ def test_samples_are_different_and_all_there_are_if_that_many_are_wanted(env: An
         assert np.unique(actions[:, instance][:, is_solution[instance]], axis=1).shape == (2, 4)
 
 
+def test_equally_good_solutions_teach_nothing() -> None:
+    """The mean of seven times 0.1 is rounded to less than 0.1: that is no advantage."""
+
+    class Paid(Lamps):
+        def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+            reward, is_over = super().step(actions)
+            return np.where(self.substep == 1, 0.1, 0.0 * reward), is_over
+
+    config = SelfLabellingConfig(instances=2, samples=7, n_epochs=1, epoch_length=1, rollout_evaluator=None)
+    with run_of(config, lambda: TimeLimitWrapper.wrap(BatchedMazeEnv(Paid), max_episode_steps=2)) as run:
+        run.train(n_epochs=0)
+        before = {name: value.clone() for name, value in run.policy.networks["door"].state_dict().items()}
+        run.train(n_epochs=1)
+        torch.testing.assert_close(run.policy.networks["door"].state_dict(), before, rtol=0.0, atol=0.0)
+
+
 def test_instances_that_are_solved_leave_the_others_as_they_are() -> None:
     """Episodes of shops of different sizes end at different times; the best ones are played again and compared."""
     config = NotingSelfLabellingConfig(instances=8, samples=2, n_epochs=1, epoch_length=2)

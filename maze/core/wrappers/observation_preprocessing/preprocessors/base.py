@@ -242,8 +242,7 @@ def resampling_weights(size: int, target_size: int) -> np.ndarray:
     centers = (np.arange(target_size) + 0.5) * scale
     distances = np.abs(np.arange(size)[None, :] + 0.5 - centers[:, None]) / width
     weights = np.maximum(0.0, 1.0 - distances)
-    normalized: np.ndarray = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-    return normalized
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
 
 
 class Rgb2GrayPreProcessor(ConvertingPreProcessor, tag="rgb2gray"):

@@ -325,8 +325,7 @@ def _sources_of(interface: type[Any], wanted: tuple[str, ...]) -> Iterator[Stati
         if epoch.reduce_function not in _MEANS:
             raise ConfigError(
                 f"constraints: {'/'.join(wanted)!r} is not a mean over episodes, which constraints of a training run "
-                "need; "
-                "expected a statistic `define_epoch_stats(np.mean, ...)`, or a KPI."
+                "need; expected a statistic `define_epoch_stats(np.mean, ...)`, or a KPI."
             )
         episode = next((stat for stat in definition.episode if stat.output_name == epoch.input_name), None)
         if episode is None:

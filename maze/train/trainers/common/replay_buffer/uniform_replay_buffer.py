@@ -174,8 +174,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         items = self._rng.integers(0, len(self), n_samples)
         if self.item_length == 1:
             return items
-        slots: np.ndarray = (items[:, None] * self.item_length + np.arange(self.item_length)).ravel()
-        return slots
+        return np.ravel(items[:, None] * self.item_length + np.arange(self.item_length))
 
     def _add_records(self, records: Sequence[StructuredSpacesRecord], item_length: int) -> None:
         if not records:
