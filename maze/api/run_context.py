@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.plugins.launcher import Launcher
@@ -175,9 +174,8 @@ class RunContext:
             built.
         """
         with imports_guarded():
-            given = _stored_arguments(Path(local_copy(str(run), "load")), trusted_packages, arguments)
-            stored_values = given.pop("overrides")
-            return cls(**given, overrides={**stored_values, **(overrides or {})})
+            place = Path(local_copy(str(run), "load"))
+            return cls(**_stored_arguments(place, trusted_packages, arguments, overrides or {}))
 
     # -- calls -------------------------------------------------------------------------------------------------
 
@@ -214,16 +212,16 @@ class RunContext:
     ) -> ActionType:
         """Compute an action of the trained policy.
 
-        :param observation: Observation of the actor.
+        :param observation: Observation of the actor: values by key, in the shapes of the environment's space.
         :param maze_state: State of the environment, for policies that need it.
         :param env: The environment, for policies that need it.
         :param actor_id: The actor; `None` if there is only one.
         :param deterministic: Take the deterministic (greedy) action instead of sampling.
+        :raises EnvironmentContractError: The observation does not fit the networks; the message names the key.
         """
-        actions = [
-            policy.compute_action(observation, maze_state, env, actor_id, deterministic) for policy in self._policies()
-        ]
-        return self._one_or_all(actions)
+        self._require_training("compute_action")
+        given = (maze_state, env, actor_id, deterministic)
+        return self._one_or_all([run.compute_action(observation, *given) for run in self._runs])
 
     def evaluate(
         self,
@@ -344,9 +342,7 @@ class RunContext:
     def __enter__(self) -> RunContext:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     # -- properties --------------------------------------------------------------------------------------------
@@ -369,7 +365,8 @@ class RunContext:
     @property
     def policy(self) -> TorchPolicy | Any:
         """The trained policy, with the weights of the best evaluation."""
-        return self._one_or_all(self._policies())
+        self._require_training("policy")
+        return self._one_or_all([run.policy for run in self._runs])
 
     @property
     def env_factory(self) -> Callable[[], MazeEnv[Any]] | Any:
@@ -403,10 +400,6 @@ class RunContext:
         return results_frame([run.result for run in self._runs])
 
     # -- helpers -------------------------------------------------------------------------------------------------
-
-    def _policies(self) -> list[TorchPolicy]:
-        self._require_training("policy")
-        return [run.policy for run in self._runs]
 
     def _one_or_all(self, values: Sequence[T]) -> T | list[T]:
         return list(values) if self._is_multirun else values[0]
@@ -449,12 +442,15 @@ class RunContext:
         return loader.runs[0]
 
 
-def _stored_arguments(run: Path, trusted_packages: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+def _stored_arguments(
+    run: Path, trusted_packages: Sequence[str], given: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the arguments of a RunContext that continues a training run.
 
     :param run: Directory of the run.
     :param trusted_packages: Packages whose classes the run may name.
     :param given: Arguments that replace those of the run.
+    :param overrides: Values that replace those of the run.
     :raises InvalidSpecificationError: It is not a training run, or names components that cannot be built.
     """
     stored = StoredRun(run.absolute(), trusted_packages)
@@ -471,14 +467,13 @@ def _stored_arguments(run: Path, trusted_packages: Sequence[str], given: Mapping
     values: dict[str, Any] = {"input_dir": str(directory)}
     try:
         arguments |= stored.sections(wanted, "{0}=... as an argument of load")
-        values |= _numbers(stored, "seeding")
-        if "algorithm" not in given:
-            values |= _numbers(stored, "algorithm")
+        for section in ("seeding",) if "algorithm" in given else ("seeding", "algorithm"):
+            values |= _values(stored, section, {key.lstrip("+~") for key in overrides}, bool(given.get("multirun")))
     except CheckpointError as error:
         raise InvalidSpecificationError(f"load: {error}") from error
     if "algorithm" not in given:
         arguments["algorithm"] = _algorithm(stored)
-    return {**arguments, "overrides": values}
+    return {**arguments, "overrides": {**values, **overrides}}
 
 
 def _algorithm(run: StoredRun) -> str:
@@ -491,15 +486,19 @@ def _algorithm(run: StoredRun) -> str:
     return choice
 
 
-def _numbers(run: StoredRun, section: str) -> dict[str, Any]:
-    """Return the plain values of a section by their paths: numbers and texts, no components."""
-    values = run.config.value(section)
-    plain = values.items() if isinstance(values, dict) else ()
-    return {
-        f"{section}.{key!s}": value
-        for key, value in plain
-        if key != TARGET_KEY and isinstance(value, bool | int | float | str)
-    }
+def _values(run: StoredRun, section: str, replaced: Set[str], are_choices: bool) -> dict[str, Any]:
+    """Return the values of a section by their paths.
+
+    :param run: The run.
+    :param section: The section.
+    :param replaced: Paths that are left out.
+    :param are_choices: Whether a list stands for several runs, and one as a value is a list in a list.
+    """
+    found = run.config.value(section)
+    keys = [key for key in found if key != TARGET_KEY] if isinstance(found, dict) else []
+    paths = [path for path in (f"{section}.{key}" for key in keys) if path not in replaced]
+    values = {**dict.fromkeys(paths), **run.sections(paths, "overrides={{'{0}': ...}}")}
+    return {path: [each] if are_choices and isinstance(each, list) else each for path, each in values.items()}
 
 
 def _close(runs: Sequence[TrainingRun]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from maze.api.run_context import RunContext
-from maze.api.utils import InvalidSpecificationError
+from maze.api.utils import InvalidSpecificationError, RunMode
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from tests.api.shorter import SEEDS, SHORTER
 
@@ -64,6 +64,35 @@ def test_components_and_overrides_take_the_place_of_the_runs_own(trained: RunCon
     loaded = RunContext.load(trained.run_dir, algorithm="a2c", overrides=SHORTER["a2c"], silent=True)
     loaded.train(n_epochs=1)
     assert type(loaded.runner.trainer.config).__name__ == "A2CAlgorithmConfig"
+
+
+def test_a_loaded_run_keeps_lists_components_and_nulls_of_its_algorithm(tmp_path: Path) -> None:
+    given = {
+        "algorithm.constraints": ["reward >= -1"],
+        "algorithm.gamma": 1.0,
+        "algorithm.rollout_evaluator": {"n_episodes": 2, "objective": "reward/min"},
+    }
+    rc = RunContext("CartPole-v1", algorithm="a2c", overrides={**SHORTER["a2c"], **given}, silent=True)
+    rc.train(n_epochs=1)
+    other = {"algorithm.gamma": 0.5, "algorithm.rollout_evaluator.n_episodes": 3}
+    loaded = RunContext.load(rc.run_dir, overrides=other, silent=True)
+    loaded.train(n_epochs=1)
+    trainer = loaded.runner.trainer
+    assert (trainer.config.constraints, trainer.config.gamma) == (["reward >= -1"], 0.5)
+    assert (trainer.evaluator.n_episodes, trainer.evaluator.criterion.objective) == (3, "reward/min")
+
+    cloned = tmp_path / "cloned"
+    (cloned / ".hydra").mkdir(parents=True)
+    (cloned / "state_dict.pt").touch()
+    stored = "{env: {_target_: maze.core.wrappers.maze_gym_env_wrapper.GymMazeEnv, env: CartPole-v1}, algorithm: {"
+    stored += "eval_every_k_iterations: null, optimizer: {_target_: torch.optim.SGD, lr: 0.5, momentum: 0.25}}}"
+    (cloned / ".hydra" / "config.yaml").write_text(stored, encoding="utf-8")
+    (cloned / ".hydra" / "hydra.yaml").write_text("hydra: {runtime: {choices: {algorithm: bc}}}", encoding="utf-8")
+    for arguments in ({}, {"multirun": True}):
+        config = RunContext.load(cloned, silent=True, **arguments).config[RunMode.TRAINING]
+        algorithm = (config[0] if arguments else config).algorithm
+        assert algorithm.eval_every_k_iterations is None
+        assert (algorithm.optimizer._target_, algorithm.optimizer.momentum) == ("torch.optim.SGD", 0.25)
 
 
 def test_an_environment_that_was_given_as_a_function_has_to_be_given_again(tmp_path: Path) -> None:

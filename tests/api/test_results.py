@@ -41,7 +41,13 @@ def test_epochs_become_shorter_where_fewer_steps_are_wanted() -> None:
     rc = context(**{"algorithm.epoch_length": 5000})
     per_update = STEPS_PER_EPOCH
     assert rc.train(n_steps=3 * per_update).history["n_steps"].tolist() == [3 * per_update]
-    assert rc.train(n_steps=7 * per_update).history["n_steps"].iloc[-1] == (3 + 3 * 3) * per_update
+    assert rc.train(n_steps=7 * per_update).history["n_steps"].iloc[-1] == (3 + 7) * per_update
+
+
+def test_shorter_epochs_are_those_of_one_call() -> None:
+    rc = context(**{"algorithm.epoch_length": 2})
+    rc.train(n_steps=STEPS_PER_EPOCH)
+    assert rc.train(n_epochs=2).history["n_steps"].tolist() == [STEPS_PER_EPOCH * n for n in (1, 3, 5)]
 
 
 def test_the_random_steps_that_fill_a_replay_buffer_count_as_environment_steps() -> None:

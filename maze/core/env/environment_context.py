@@ -31,6 +31,8 @@ class EnvironmentContext:
         """Whether the episode has ended; only a reset may follow."""
         self.step_actor_id: Any = None
         """The actor that started the current environment step, if the environment has several."""
+        self.is_replaying = False
+        """Whether episodes of an earlier run are played again to restore its state."""
 
         self._seed: Any = None
         self._episode_count = 0
@@ -56,11 +58,11 @@ class EnvironmentContext:
 
     @property
     def is_copied(self) -> bool:
-        """Whether another environment has begun the current episode (`clone_from`); recordings then leave it out.
+        """Whether another environment has begun the current episode (`clone_from`, a replay); recordings leave it out.
 
         An environment that takes its own episode back from a copy resumes recording it.
         """
-        return self._episode is not self._begun
+        return self.is_replaying or self._episode is not self._begun
 
     def set_seed(self, seed: Any) -> None:
         """Derive the identities of the next episodes from `seed` and their number.
@@ -121,10 +123,11 @@ class EnvironmentContext:
         self.run_post_step_callbacks()
 
     def clone_from(self, context: EnvironmentContext) -> None:
-        """Take over the counters and the identity of the current episode; later episodes keep their own identities.
+        """Take over the counters, the identity of the current episode and the events of its current step.
 
-        Events and callbacks are not taken over.
+        Later episodes keep their own identities; callbacks are not taken over.
         """
+        self.event_service.clone_from(context.event_service)
         self.n_episodes += 1  # the current episode is replaced by another one
         self.step_id = context.step_id
         self.is_step_complete = context.is_step_complete

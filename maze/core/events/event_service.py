@@ -77,6 +77,12 @@ class EventService:
         for scope in self._scopes:
             scope.clear_events()
 
+    def clone_from(self, service: EventService) -> None:
+        """Take over the events of the current step of another environment; scopes are emptied."""
+        records = list(service.records)
+        self.clear_events()
+        self.records.extend(records)
+
     def clear_pubsub(self) -> None:
         """Drop all topics and scopes. Events of existing topics are still recorded, without scopes."""
         self.clear_events()

@@ -111,7 +111,8 @@ class RolloutColumns:
         self.last_actor_ids: list[ActorID] = []
         """Next actors after the last tick, by environment."""
         self.renewed: list[int] = []
-        """Environments that do not continue the previous rollout because their worker was replaced."""
+        """Environments that do not continue the previous rollout: they were reset, their episode could not be restored,
+        or their worker was replaced."""
         self.actor_sequence: list[ActorID] | None = None
         """The actors of every environment step, in order; None if environments or steps differ in them."""
         self.hidden_states: InitialHiddenStates | None = None

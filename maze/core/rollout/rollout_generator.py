@@ -68,6 +68,8 @@ class RolloutGenerator:
             self.env.keep_terminal_observations = True
         # Observations of the next actions by sub-step key; None before the first reset.
         self._last_observation: Any = None
+        # Environments that begin new episodes with the next rollout.
+        self._renewed: list[int] = list(range(env.n_envs)) if self.is_vectorized else []
         # Hidden states of a recurrent policy.
         self._hidden_states: HiddenStates | None = None
         # Hidden states at the begin of the next rollout, if it resumes an earlier run.
@@ -95,10 +97,12 @@ class RolloutGenerator:
         self._last_observation = None
         if self._single is not None:
             self._single.observation = None
+        else:
+            self._renewed = list(range(self.env.n_envs))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a vector environment; the next rollout continues there."""
-        state: dict[str, Any] = self.env.state_dict()
+        state: dict[str, Any] = {**self.env.state_dict(), "renewed": list(self._renewed)}
         if self._hidden_states is not None and self._last_observation is not None:
             state["memory"] = {"begins": self._has_begun(), **self._hidden_states.state_dict()}
         elif self._saved_hidden_states is not None:
@@ -112,6 +116,7 @@ class RolloutGenerator:
         """
         problems: dict[int, str] = self.env.load_state_dict(state_dict)
         self.reset()
+        self._renewed = sorted({*state_dict.get("renewed", ()), *problems})
         saved = state_dict.get("memory")
         if saved is not None and len(saved["begins"]) == self.env.n_envs:
             saved["begins"][list(problems)] = True
@@ -163,7 +168,7 @@ class RolloutGenerator:
                 )
             self.env.roll_out(policy, columns, begins=self._last_observation is None)
             self._last_observation = columns.last_observations
-            return columns
+            return self._with_renewed(columns)
         columns.clear()
         rows = columns.next_rows()
         if self._last_observation is None:
@@ -180,6 +185,12 @@ class RolloutGenerator:
         self._last_observation = {
             key: {name: array.copy() for name, array in row.items()} for key, row in columns.last_observations.items()
         }
+        return self._with_renewed(columns)
+
+    def _with_renewed(self, columns: RolloutColumns) -> RolloutColumns:
+        """Note in a rollout which environments do not continue the previous one."""
+        columns.renewed = [env for env in range(columns.n_envs) if env in columns.renewed or env in self._renewed]
+        self._renewed = []
         return columns
 
     def _remembered(self, policy: Any, columns: RolloutColumns) -> HiddenStates:

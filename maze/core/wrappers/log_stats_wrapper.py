@@ -188,8 +188,7 @@ class EpisodeRecorder:
         self._logs = {t: StepEventLog(t, EventCollection(log.events)) for t, log in other._logs.items()}
         self._step_keys = list(other._step_keys)
         self.is_done = other.is_done
-        self._n_taken = 0
-        self.context.event_service.clear_events()
+        self._n_taken = other._n_taken  # of the events in the event service, which are those of the other one
 
     def _heads(self, step_key: Any, space: spaces.Space[Any]) -> list[_Head]:
         """Return the discrete actions of a sub-step with the lists that collect their values."""

@@ -107,6 +107,11 @@ class AutoModelComposer(TemplateModelComposer):
         if not hidden_units:
             raise ConfigError("model.hidden_units: expected one width for each dense layer, found none.")
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
+        for step_key, action_space in action_spaces_dict.items():
+            shapes = {key: tuple(space.shape or ()) for key, space in observation_spaces_dict[step_key].spaces.items()}
+            for mask in masked_heads(shapes, action_space, {mask: head for head, mask in masks.items()})[1]:
+                hint = f"model.action_masks={{<action>: {mask}}} makes it a mask"
+                print(f"model=auto: sub-step {step_key!r}: `{mask}` fits several actions and masks none; {hint}.")
         dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
         # there are many items with little information each
         of_items = {**dense, "hidden_units": [(units + 1) // 2 for units in hidden_units]}
@@ -170,16 +175,13 @@ def recognised_masks(
     """
     masks: dict[str, str] = {}
     for step_key, action_space in action_spaces_dict.items():
-        observations = observation_spaces_dict[step_key].spaces
+        shapes = {key: tuple(space.shape or ()) for key, space in observation_spaces_dict[step_key].spaces.items()}
         for head, space in action_space.spaces.items():
             names = [f"{head}_mask", *(["action_mask"] if len(action_space.spaces) == 1 else [])]
-            wanted = _mask_shape(space)
-            for name in names:
-                shape = observations[name].shape if name in observations else None
-                if wanted is not None and shape and wanted in (shape, shape[1:]):  # time steps may come first
-                    masks[head] = name
-                    break
-        shapes = {key: tuple(space.shape or ()) for key, space in observations.items()}
+            wanted = _mask_shape(space)  # time steps may come first
+            fitting = [name for name in names if name in shapes and wanted in (shapes[name], shapes[name][1:])]
+            if fitting:
+                masks[head] = fitting[0]
         by_size, _ = masked_heads(shapes, action_space, {mask: head for head, mask in masks.items()})
         masks |= {head: mask for mask, head in by_size.items() if head not in masks}
     return {

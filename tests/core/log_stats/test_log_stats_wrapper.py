@@ -371,14 +371,22 @@ def test_a_copied_environment_continues_the_episode_and_its_statistics_independe
     assert stats["valid_cut", "mean_episode_total"] == 1
 
 
-def test_a_clone_continues_the_episode_in_progress():
-    env, clone = LogStatsWrapper(cutting_env()), LogStatsWrapper(cutting_env())
-    run_episode(env, FOUR_STEPS[:3])
-    clone.reset()
-    clone.clone_from(env)
-    clone.step(FOUR_STEPS[3])
-    clone.reset()
-    assert epoch_values(clone)["reward", "mean"] == -6
+@pytest.mark.parametrize(("is_flat", "steps"), [(True, FOUR_STEPS), (False, FOUR_STRUCTURED_STEPS)])
+def test_a_clone_continues_the_episode_in_progress_with_its_events(is_flat, steps):
+    env, clone = (LogStatsWrapper(cutting_env(is_flat=is_flat)) for _ in range(2))
+    for n_steps in range(1, len(steps)):
+        run_episode(env, steps[:n_steps])
+        run_episode(clone, steps[:2])
+        clone.clone_from(env)
+        clone.clear_epoch_stats()
+        env.clear_epoch_stats()
+        for each in (env, clone):
+            for action in steps[n_steps:]:
+                each.step(action)
+            each.reset()
+        expected = epoch_values(env)
+        assert (expected["reward", "mean_step_count"], expected["valid_cut", "mean_episode_total"]) == (4, 2)
+        assert epoch_values(clone) == expected
 
 
 def test_event_writers_get_an_episode_from_the_environment_that_began_it_and_from_no_copy():

@@ -419,6 +419,29 @@ def test_policy_is_evaluated_once_per_actor_for_the_rows_of_its_environments():
 # -- single environments -------------------------------------------------------------------------------------------
 
 
+def test_a_rollout_names_the_environments_that_do_not_continue_the_previous_one():
+    def renewed():
+        return generator.collect(Reflex(), columns).renewed
+
+    def begun(*seeds):
+        generator = RolloutGenerator(SequentialVectorEnv([counting_env] * len(seeds)))
+        generator.env.seed(seeds)
+        return generator, generator.allocate(2)
+
+    generator, columns = begun(1, None)
+    assert [renewed(), renewed()] == [[0, 1], []]
+    state = generator.state_dict()
+    generator, columns = begun(1, 2)
+    assert list(generator.load_state_dict(state)) == [1]
+    unused = generator.state_dict()
+    assert [renewed(), renewed()] == [[1], []]
+    generator.reset()
+    assert renewed() == [0, 1]
+    generator, columns = begun(1, 2)
+    assert not generator.load_state_dict(unused)
+    assert [renewed(), renewed()] == [[1], []]
+
+
 def test_single_environment_gives_unbatched_records_and_continues_its_episode():
     env = counting_env(((3, "terminated"),))
     policy = RandomPolicy(env.action_spaces_dict)

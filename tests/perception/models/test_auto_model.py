@@ -316,9 +316,11 @@ def test_features_with_large_bounds_are_scaled_to_ten():
     assert composed(open_ended, ACTIONS_ONE).template["model_builder"]["observation_scales"] == {}
 
 
-def test_ambiguous_mask_is_a_feature_until_its_action_is_configured():
+def test_ambiguous_mask_is_a_feature_and_reported_until_its_action_is_configured(capsys):
     assert composed(INVENTORY, CUT).template["action_masks"] == {"piece": "stock_mask"}
+    assert "sub-step 0: `cut_mask` fits several actions and masks none" in capsys.readouterr().out
     model = composed(INVENTORY, CUT, action_masks={"turn": "cut_mask"})
+    assert not capsys.readouterr().out
     observation = some(INVENTORY)
     observation["stock_mask"][:], observation["cut_mask"][:] = 1.0, [0.0, 1.0]
     model.policy.seed(0)

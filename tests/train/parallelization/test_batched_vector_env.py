@@ -210,6 +210,19 @@ def test_a_state_is_continued_exactly(n_ticks):
     assert course(other, 300, np.random.default_rng(5)) == course(original, 300, np.random.default_rng(5))
 
 
+@pytest.mark.parametrize("make", [lambda: BatchedVectorEnv(Stock(2)), lambda: SequentialVectorEnv([StockEnv] * 2)])
+def test_seeding_replaces_a_restored_state(make):
+    restored, fresh = make(), make()
+    restored.seed([1, 2])
+    restored.reset()
+    course(restored, 7, np.random.default_rng(0))
+    restored.load_state_dict(restored.state_dict())
+    for env in (restored, fresh):
+        env.seed([3, 4])
+        env.reset()
+    assert course(restored, 30, np.random.default_rng(5)) == course(fresh, 30, np.random.default_rng(5))
+
+
 def test_without_running_episodes_the_next_ones_are_those_after_a_reset():
     original, other = BatchedVectorEnv(Stock(3)), BatchedVectorEnv(Stock(3))
     original.seed([1, 2, 3])

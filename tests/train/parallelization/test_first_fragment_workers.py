@@ -138,6 +138,23 @@ def test_steps_of_a_replaced_environment_do_not_continue_those_of_the_lost_one(w
     assert (times[followers[linked]] == times[linked] + 1).all()
 
 
+@pytest.mark.parametrize("wait_for", [0.5, 0.9])
+def test_each_resumed_run_begins_episodes_with_seeds_of_its_own(wait_for: float) -> None:
+    seen: list[set[int]] = []
+    state: dict[str, Any] = {}
+    for _ in range(3):
+        workers = workers_of(Processes(wait_for=wait_for), numbered_steps_env, [0, 1])
+        with contextlib.ExitStack() as stack:
+            stack.callback(workers.stop)
+            if state:
+                workers.load_state_dict(state)
+            workers.collect_rollouts()
+            state = workers.state_dict()
+        columns = workers.replay_buffer.columns
+        seen.append(set(columns.observations[0]["count"][: columns.n_added, 0].tolist()))
+    assert not seen[0] & seen[1] | seen[1] & seen[2] | seen[0] & seen[2]
+
+
 def test_a_failing_environment_is_named() -> None:
     workers = workers_of(Processes(wait_for=0.5), functools.partial(counting_env, fault=("raise", 2)), [0, 1])
     with pytest.raises(WorkerError, match=r"environment worker \d \(environment \d, .*the simulator lost its marbles"):

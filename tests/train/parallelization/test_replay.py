@@ -13,6 +13,7 @@ from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
+from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper, ParquetRecordingWrapper
 from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from maze.train.parallelization.vector_env import replay_log
@@ -240,6 +241,23 @@ def test_nothing_that_is_played_again_is_counted_or_recorded_again(reseed_often)
         TrajectoryWriterRegistry.unregister_writer(writer)
     assert written == []
     assert received == []
+
+
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_recorders_write_no_episode_that_is_played_again(tmp_path, is_deterministic):
+    def recording(name):
+        inner = ParquetRecordingWrapper.wrap(two_step_env(3) if is_deterministic else counting_env(), tmp_path / name)
+        return SequentialVectorEnv([lambda: ActionRecordingWrapper.wrap(inner, tmp_path / name)])
+
+    env, other = recording("first"), recording("resumed")
+    env.seed([1])
+    play(env, begun(env), np.random.default_rng(0), 7)
+    assert len(list((tmp_path / "first").iterdir())) == (2 if is_deterministic else 4)
+    other.reset()  # `counting_env` counts its episodes
+    assert bool(other.load_state_dict(env.state_dict())) != is_deterministic
+    assert not (tmp_path / "resumed").exists()
+    play(other, begun(other), np.random.default_rng(1), 6)
+    assert {path.suffix for path in (tmp_path / "resumed").iterdir()} == {".parquet", ".json"}
 
 
 def test_steps_of_wrappers_that_draw_at_reset_are_played_again():

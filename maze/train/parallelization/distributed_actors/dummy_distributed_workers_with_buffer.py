@@ -167,13 +167,12 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             env_slices(self.n_workers, len(self._groups)),
             {"environments": states},
             lambda states: [
-                group.env.load_state_dict(state) for group, state in zip(self._groups, states, strict=True)
+                group.generator.load_state_dict(state) for group, state in zip(self._groups, states, strict=True)
             ],
         )
         rows = state_dict.get("rows", [])
         first = 0
         for group in self._groups:
-            group.generator.reset()
             n_envs = group.columns.n_envs
             new_episodes = [index for index in range(n_envs) if first + index in problems]
             with_numbers = not self.replay_buffer.lacks_rows

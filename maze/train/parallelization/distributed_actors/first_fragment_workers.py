@@ -75,7 +75,7 @@ class FirstFragmentWorkers(BaseDistributedWorkersWithBuffer):
             rows.load_state([])
         learned = [state["wrappers"] for state in states_for(state_dict, self.n_workers)]
         states = asynchronous_states({0: learned}, self.n_workers)
-        problems: dict[int, str] = self._env.load_state_dict({"environments": states})
+        problems: dict[int, str] = self._env.load_state_dict({"n_starts": 1, **state_dict, "environments": states})
         return problems
 
     @override(BaseDistributedWorkersWithBuffer)

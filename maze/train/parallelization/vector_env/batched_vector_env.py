@@ -144,6 +144,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
                 raise EnvironmentContractError(f"environment {index}: expected an integer as the seed, found {seed!r}.")
             self._adopt_seed(index, int(seed), 0)
             self.simulation.seed_row(index, int(seed))
+        self._is_restored = False
 
     @override(StructuredVectorEnv)
     def close(self) -> None:

@@ -15,7 +15,6 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.config_utils import count_instances
 from maze.core.wrappers.return_normalization_reward_wrapper import (
     ReturnNormalizationRewardWrapper,
@@ -231,6 +230,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         for index, state in enumerate(states):
             problem = state.get("problem")
             if "digest" in state:
+                self._contexts[index].is_replaying = True
                 problem = self._replay(index, state)
                 if problem is not None:
                     self.envs[index].discard_episode()  # the failed replay must not count as an episode
@@ -242,6 +242,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
                 problems[index] = problem
             if is_any_running and (problem is not None or "digest" not in state):
                 self._last[index] = self._first_observation(index)
+            self._contexts[index].is_replaying = False
         self._is_restored = is_any_running
         for env, state in zip(self.envs, states, strict=True):
             if state["wrappers"]:
@@ -415,12 +416,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
     def _reset_for_replay(env: Any) -> Any:
         """Reset an environment without counting and recording its episode, which the interrupted run did."""
         env.discard_episode()
-        writers = TrajectoryWriterRegistry.writers[:]
-        TrajectoryWriterRegistry.writers.clear()
-        try:
-            return env.reset()
-        finally:
-            TrajectoryWriterRegistry.writers.extend(writers)
+        return env.reset()
 
     def _digest(self, index: int, env: Any) -> str:
         actor = env.actor_id()

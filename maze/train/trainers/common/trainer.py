@@ -227,7 +227,7 @@ class EpochTrainer(Trainer, ABC):
         self.profile: UpdateProfile | None = None
         """Profile of an update, if one is requested."""
         self._n_epochs = 0
-        # Number of updates of an epoch; 0: as configured.
+        # Number of updates of an epoch in this call of `train`; 0: as configured.
         self._epoch_length = 0
         self._initial_policy: InitialPolicy | None = None
         # Restored states of evaluator and model selection, which some trainers get in :meth:`train` only.
@@ -372,7 +372,7 @@ class EpochTrainer(Trainer, ABC):
                     self._run_update()
                 self._finish_epoch()
             self._end_training()
-        self.is_finished = True
+        self.is_finished, self._epoch_length = True, 0
         self.save(is_last=True)  # with the log step in which the next epoch would be logged
         if self.evaluates_between_epochs or self.evaluated_epoch == self.epoch:
             increment_log_step()

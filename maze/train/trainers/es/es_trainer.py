@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -119,8 +120,11 @@ class ESTrainer(EpochTrainer):
         noise = SharedNoiseTable(NOISE_TABLE_SIZE) if shared_noise is None else shared_noise
         policy: Any = _wrapped_policy(run)
         trainer = cls(run.algorithm, policy, noise, run.normalization_statistics, checkpoint_file=run.checkpoint_file)
+        seeding = copy.deepcopy(run.maze_seeding)
 
         def new_rollouts() -> ESDistributedRollouts:
+            # The same seeds in each call, and in a resumed run, which has no warm start: episodes depend on them.
+            run.maze_seeding = copy.deepcopy(seeding)
             try:
                 env = env_factory()
             except USER_CODE_ERRORS as error:

@@ -28,7 +28,8 @@ from maze.train.trainers.dqn.dqn_trainer import ActionQuantileNetwork, factors_o
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 from maze.train.trainers.ppo.ppo_trainer import PPO
-from tests.train.parallelization.toy_envs import coming_and_going_env, hierarchical_env, two_step_env
+from maze.train.utils.train_utils import from_plain
+from tests.train.parallelization.toy_envs import coming_and_going_env, counting_env, hierarchical_env, two_step_env
 from tests.train.trainers.common.recurrent_models import SHARED, recurrent_model
 from tests.train.trainers.common.test_structured_training import build_model
 
@@ -239,6 +240,22 @@ def test_sub_steps_and_varying_actors_learn_quantiles(make_env, critic):
     trainer.train()
     assert np.isfinite(trainer._risk.quantile)
     assert all(not torch.equal(one, two) for one, two in zip(before, trainer._risk.critic.parameters(), strict=True))
+
+
+def test_returns_of_episodes_that_a_resumed_run_does_not_continue_are_dropped():
+    def trained(state):
+        env = SequentialVectorEnv([partial(counting_env, ((5, "terminated"),))] * 2)  # without seeds
+        settings = {"n_epochs": 2, "n_rollout_steps": 3, "epoch_length": 2, "risk": "cvar:0.5", "reward_scaling": True}
+        settings["constraints"] = ["reward <= 0"]
+        trainer = A2C(settings, RolloutGenerator(env), None, build_model(env, "Shared"), None, seed=0)
+        if state is not None:
+            trainer.load_training_state(state)
+        trainer.train(n_epochs=1)
+        return trainer.training_state()
+
+    parts = trained({**trained(None), "is_finished": True})["parts"]
+    assert set(from_plain(parts["risk"]["_episodes"]).tolist()) == {15.0}
+    assert parts["constraints: reward <= 0"]["value"] == 15.0
 
 
 @pytest.mark.parametrize("critic", [None, SHARED])

@@ -270,6 +270,14 @@ def test_the_runner_leaves_the_documented_files_behind(tmp_path, monkeypatch):
     assert torch.equal(get_flat_parameters(runner.trainer.policy), get_flat_parameters(again.trainer.policy))
 
 
+def test_two_calls_are_one_long_call(tmp_path, monkeypatch):
+    few = ("model=flatten_concat", "runner.shared_noise_table_size=100000", "algorithm.n_rollouts_per_update=4")
+    whole, parts = (run_command(tmp_path, monkeypatch, *few, f"algorithm.n_epochs={n}") for n in (2, 1))
+    with StatsContext():
+        parts.run(n_epochs=1)
+    assert torch.equal(get_flat_parameters(whole.trainer.policy), get_flat_parameters(parts.trainer.policy))
+
+
 def test_training_outside_of_the_main_thread_sets_no_signal_handlers():
     """Outside of the main thread there are no signal handlers; training works all the same."""
     trainer = build_trainer()

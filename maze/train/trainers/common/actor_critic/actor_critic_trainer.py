@@ -194,7 +194,7 @@ class ActorCritic(EpochTrainer, ABC):
         if config.reward_centering:
             self._returns = CentredReturns(self._returns, config.reward_centering, config.reward_scaling)
         # Hidden states of a recurrent critic at the begin of the next rollout.
-        self._hidden_states = self._new_hidden_states()
+        self._hidden_states = HiddenStates(env.n_rollout_envs, self._critic.state_sizes) if model.is_recurrent else None
         is_scaled = config.reward_scaling and not config.reward_centering
         self._reward_scaling = RewardScaling(config.gamma) if is_scaled else None
         self._columns: RolloutColumns | None = None
@@ -259,14 +259,8 @@ class ActorCritic(EpochTrainer, ABC):
         """Continue in the environments that the curriculum, if there is one, has for an epoch."""
         if self._curriculum is not None and (rollouts := self._curriculum.entered(epoch)) is not None:
             self.rollout_generator, self._columns = rollouts, None
-            self._hidden_states = self._new_hidden_states()
-            for one in self._further:
-                one.restart()
-
-    def _new_hidden_states(self) -> HiddenStates | None:
-        if not self.model.is_recurrent:
-            return None
-        return HiddenStates(self.rollout_generator.env.n_rollout_envs, self._critic.state_sizes)
+            if self._risk is not None:
+                self._risk.restart()
 
     @override(EpochTrainer)
     def latest_data(self) -> dict[str, Any]:

@@ -212,17 +212,13 @@ class LearnedConstraint(CostCritic):
         self._scaling = RewardScaling(config.gamma)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
-        self.restart()
+        self._carried = np.zeros((0, 2))
         self._n_at_limit = 0
 
     @property
     def multiplier(self) -> float:
         """Weight of the costs in the objective; that of rewards is 1."""
         return float(PID(*self._pid).multiplier)
-
-    def restart(self) -> None:
-        """Begin anew in other environments."""
-        self._carried = np.zeros((0, 2))
 
     def networks(self) -> Iterator[tuple[tuple[str, Any], nn.Module]]:
         """Return the critic networks, by the event that reports their gradient and by constraint and sub-step."""
