@@ -44,8 +44,7 @@ class Transpose:
     axes: tuple[int, ...]
 
     def __call__(self, array: Array) -> Array:
-        transposed: Array = array.transpose(self.axes)
-        return transposed
+        return np.transpose(array, self.axes)
 
 
 @dataclass(frozen=True, eq=False)

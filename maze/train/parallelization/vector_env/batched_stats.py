@@ -158,8 +158,7 @@ class BatchedEpisodeStats:
 
     def begun(self) -> np.ndarray:
         """Return the environments whose running episode has a step, bool `[n_envs]`."""
-        begun: np.ndarray = self._starts < self.n_steps
-        return begun
+        return np.asarray(self._starts < self.n_steps)
 
     def end(
         self,

@@ -325,8 +325,7 @@ class TransitionColumns:
 
 def _is_observed(rows: TransitionRows, position: int) -> np.ndarray:
     """Return where an actor received an observation: it acted, or the episode was cut off when it was to act."""
-    observed: np.ndarray = (rows.n_substeps > position) | ((rows.n_substeps == position) & ~rows.terminated)
-    return observed
+    return np.asarray((rows.n_substeps > position) | ((rows.n_substeps == position) & ~rows.terminated))
 
 
 def _allocate(capacity: int, like: Arrays) -> Arrays:
