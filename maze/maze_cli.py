@@ -303,6 +303,8 @@ def _run_flag(flag: str, arguments: list[str]) -> int:
         return 0
     except MazeError as error:
         return _report(error, full=False)
+    except OSError as error:
+        return _report(UsageError(f"{flag}: {error.filename or 'a file'}: {error.strerror or error}."), full=False)
 
 
 def _run_hydra(command: Sequence[str]) -> None:

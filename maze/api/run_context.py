@@ -6,7 +6,6 @@ import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.plugins.launcher import Launcher
@@ -213,16 +212,16 @@ class RunContext:
     ) -> ActionType:
         """Compute an action of the trained policy.
 
-        :param observation: Observation of the actor.
+        :param observation: Observation of the actor: values by key, in the shapes of the environment's space.
         :param maze_state: State of the environment, for policies that need it.
         :param env: The environment, for policies that need it.
         :param actor_id: The actor; `None` if there is only one.
         :param deterministic: Take the deterministic (greedy) action instead of sampling.
+        :raises EnvironmentContractError: The observation does not fit the networks; the message names the key.
         """
-        actions = [
-            policy.compute_action(observation, maze_state, env, actor_id, deterministic) for policy in self._policies()
-        ]
-        return self._one_or_all(actions)
+        self._require_training("compute_action")
+        given = (maze_state, env, actor_id, deterministic)
+        return self._one_or_all([run.compute_action(observation, *given) for run in self._runs])
 
     def evaluate(
         self,
@@ -343,9 +342,7 @@ class RunContext:
     def __enter__(self) -> RunContext:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     # -- properties --------------------------------------------------------------------------------------------
@@ -368,7 +365,8 @@ class RunContext:
     @property
     def policy(self) -> TorchPolicy | Any:
         """The trained policy, with the weights of the best evaluation."""
-        return self._one_or_all(self._policies())
+        self._require_training("policy")
+        return self._one_or_all([run.policy for run in self._runs])
 
     @property
     def env_factory(self) -> Callable[[], MazeEnv[Any]] | Any:
@@ -402,10 +400,6 @@ class RunContext:
         return results_frame([run.result for run in self._runs])
 
     # -- helpers -------------------------------------------------------------------------------------------------
-
-    def _policies(self) -> list[TorchPolicy]:
-        self._require_training("policy")
-        return [run.policy for run in self._runs]
 
     def _one_or_all(self, values: Sequence[T]) -> T | list[T]:
         return list(values) if self._is_multirun else values[0]

@@ -16,16 +16,17 @@ from omegaconf import OmegaConf
 from maze.api.config_auditor import place
 from maze.api.config_loader import LoadedRun
 from maze.api.rollouts import Evaluation, inside_run
-from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, RunStatsContext, output
+from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, output
 from maze.cli import run_summary
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
+from maze.core.env.space_arrays import check_entries, dict_specs
 from maze.core.errors import did_you_mean
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.utils.config_utils import EnvFactory, config_to_yaml, whole_number
+from maze.core.utils.config_utils import EnvFactory, config_to_yaml, shown_value, whole_number
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import Uploads, uploaded, write_whole
 from maze.core.utils.import_guard import imports_guarded
@@ -35,6 +36,7 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
     ObservationNormalizationWrapper,
 )
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
+from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
@@ -128,7 +130,7 @@ class TrainingRun:
         self._keeps_directory = keeps_directory
         self.verbose = checked_verbosity(self.cfg.verbose)
         self.silent = silent or self.verbose == QUIET
-        self._stats = RunStatsContext()
+        self._stats = StatsContext(stays_open=True)
         self._generators = GlobalGenerators()
         self._policy: TorchPolicy | None = None
         self._env_factory: Callable[[], Any] | None = None
@@ -171,7 +173,7 @@ class TrainingRun:
         except BaseException as error:
             self.note_failure(error)
             self._end = f"The training run has failed: {self.result.error}"
-            self._stats.close()
+            self._stats.close(error)
             raise
         else:
             self.result = replace(self.result, status="completed")
@@ -208,8 +210,8 @@ class TrainingRun:
                     runner.setup(self.cfg)
                 if evaluator is not None:
                     _connect(evaluator, runner)
-        except BaseException:
-            self._stats.close()
+        except BaseException as error:
+            self._stats.close(error)
             if claimed is not None:
                 claimed.remove_if_worthless()
             raise
@@ -251,6 +253,20 @@ class TrainingRun:
             self._policy = self._built_policy() if self.runner is not None else self._stored_policy()
         return self._policy
 
+    def compute_action(self, observation: Any, maze_state: Any, env: Any, actor_id: Any, deterministic: bool) -> Any:
+        """Compute an action, see :meth:`maze.api.run_context.RunContext.compute_action`."""
+        policy = self.policy
+        try:
+            return policy.compute_action(observation, maze_state, env, actor_id, deterministic)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if not isinstance(actor_id, tuple | None):
+                expected = "expected ActorID(step_key, agent_id) or None"
+                raise InvalidSpecificationError(f"actor_id: {expected}, found {actor_id!r}.") from error
+            spaces = SpacesConfig.load(self._spaces_file).observation_spaces_dict
+            step_key = next(iter(spaces)) if actor_id is None else actor_id[0]
+            check_entries(observation, dict_specs(spaces[step_key]), f"compute_action: sub-step {step_key!r}")
+            raise
+
     @property
     def env_factory(self) -> Callable[[], Any]:
         """Factory of the environment with its wrappers and, once known, their normalization statistics."""
@@ -276,10 +292,10 @@ class TrainingRun:
         _check_names("evaluate", eval_kwargs, inspect.signature(RolloutEvaluator).parameters)
         if eval_kwargs.get("n_episodes") is not None:
             whole_number("n_episodes", eval_kwargs["n_episodes"], 1)
-        if isinstance(other, type):
-            raise InvalidSpecificationError(
-                f"policy: found the class {other.__name__}, expected {other.__name__}(...)."
-            )
+        found: Any = other
+        if isinstance(found, type) or not (found is None or hasattr(found, "compute_action")):
+            expected = f"{found.__name__}(...)" if isinstance(found, type) else "an object such as RandomPolicy(...)"
+            raise InvalidSpecificationError(f"policy: found {shown_value(found)}, expected {expected}.")
         if other is None:
             self._require_weights("evaluate")
         else:
@@ -421,15 +437,19 @@ class TrainingRun:
         policy.eval()
         return policy  # type: ignore[no-any-return]
 
+    @property
+    def _spaces_file(self) -> Path:
+        assert self.run_dir is not None, "there is a policy"
+        return self.run_dir / str(self.cfg.runner.get("spaces_config_dump_file", "spaces_config.pkl"))
+
     def _stored_policy(self) -> TorchPolicy:
         if self.run_dir is None or self.result.status == "failed":
             raise RunContextError(f"Run {self.loaded.number} has no policy: {self.result.error}.")
         weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
-        spaces = str(self.cfg.runner.get("spaces_config_dump_file", "spaces_config.pkl"))
         return SerializedTorchPolicy(
             model=self.cfg.model,
             state_dict_file=str(self.run_dir / weights),
-            spaces_dict_file=str(self.run_dir / spaces),
+            spaces_dict_file=str(self._spaces_file),
             device="cpu",
         )
 

@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 
 from maze.console.streams import lasting_console
 from maze.core.errors import ConfigError, MazeError
-from maze.core.log_stats.log_stats import StatsContext
 
 
 class RunMode(Enum):
@@ -79,23 +78,6 @@ def output(silent: bool) -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
-
-
-class RunStatsContext(StatsContext):
-    """A statistics context that can be entered repeatedly: its writers stay open until :meth:`close`."""
-
-    _is_leaving = False
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._is_leaving = True
-        try:
-            super().__exit__(*exc_info)
-        finally:
-            self._is_leaving = False
-
-    def close(self) -> None:
-        if not self._is_leaving:
-            super().close()
 
 
 class GlobalGenerators:

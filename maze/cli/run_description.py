@@ -24,7 +24,7 @@ def print_run_info(arguments: Sequence[str]) -> int:
     :param arguments: Its directory.
     :return: Exit status: 1 if a file is damaged.
     """
-    directory = run_summary.find_run(Path(*arguments))
+    directory = run_summary.find_run(run_summary.named_directory("--info", arguments, "."))
     print(f"Run in {directory.absolute()}\n", flush=True)
     files = list(checked_files(directory))
     print("\n".join(_describe_run(directory, files)))

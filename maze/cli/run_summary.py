@@ -157,6 +157,13 @@ def shown_path(path: Path, project: Path) -> Path:
 # -- finding a run -----------------------------------------------------------------------------------------------------
 
 
+def named_directory(flag: str, arguments: Sequence[str], default: str) -> Path:
+    """Return the directory that a command names, or the default."""
+    if len(arguments) > 1:
+        raise UsageError(f"{flag}: expected one directory, found {len(arguments)}: {', '.join(arguments)}.")
+    return Path(*arguments or [default])
+
+
 def find_run(path: Path, flag: str = "--info") -> Path:
     """Return the directory of a run.
 
@@ -404,7 +411,7 @@ def print_runs(arguments: Sequence[str]) -> int:
     :return: Exit status.
     :raises UsageError: It is not a directory.
     """
-    directory = Path(*(arguments or ["outputs"]))
+    directory = named_directory("--runs", arguments, "outputs")
     if not directory.is_dir():
         raise UsageError(f"--runs: {directory} is not a directory. Expected a directory of runs, such as outputs.")
     files = (file for depth in ("", "*/", "*/*/", "*/*/*/") for file in directory.glob(f"{depth}{CONFIG_FILE}"))

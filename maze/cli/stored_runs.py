@@ -203,7 +203,7 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
         cfg.data = str(project / cfg.data)
     if is_gate(cfg):
         _complete_gate(cfg, project)
-    policies = OmegaConf.to_container(cfg.policies, resolve=True) if OmegaConf.is_config(cfg.policies) else cfg.policies
+    policies = _plain(cfg, "policies")
     policies = [] if policies is None else policies
     if not isinstance(policies, (list, dict)):
         raise UsageError(f"policies: expected a list, or a mapping from names to policies, found {policies!r}.")

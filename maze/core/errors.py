@@ -95,12 +95,12 @@ def optional_package(name: str, extra: str, need: str) -> Any:
     :param name: Its import path.
     :param extra: The extra that installs it.
     :param need: Text of the error: what needs it.
-    :raises ConfigImportError: It is not installed; the message has the command that installs it.
+    :raises ConfigImportError: It cannot be imported; the message has the command that installs it.
     """
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigImportError(f"{need}: {install_command(extra)}.") from error
+        raise ConfigImportError(f"{need} ({error}): {install_command(extra)}.") from error
 
 
 def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> str:

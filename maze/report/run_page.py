@@ -6,7 +6,6 @@ import csv
 import io
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,7 +159,7 @@ class ReportWriter(LogStatsWriter):
 
     @override(LogStatsWriter)
     def close(self) -> None:
-        error = sys.exc_info()[1]  # writers are closed at the end of the run's context
+        error = StatsContext.active().error
         if error is None or isinstance(error, KeyboardInterrupt):
             self._guarded(lambda: self._write(ENDED if error is None else INTERRUPTED))
         else:

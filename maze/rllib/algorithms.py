@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.errors import ConfigError, did_you_mean, first_line, install_command, unknown_key_error
+from maze.core.errors import ConfigError, did_you_mean, first_line, optional_package, unknown_key_error
 from maze.core.utils.config_utils import CheckedConfig
 
 SET_BY_RUNNER: Mapping[str, str] = {
@@ -55,12 +55,7 @@ def find_algorithm(name: Any) -> RLlibAlgorithm:
 
 def require_ray() -> None:
     """Raise a `ConfigError` that names the extra if Ray or a package that RLlib needs is not installed."""
-    try:
-        importlib.import_module("ray.rllib.algorithms.algorithm_config")
-    except ImportError as error:
-        raise ConfigError(
-            f"-cn conf_rllib: RLlib cannot be imported ({error}). It comes with an extra: {install_command('rllib')}"
-        ) from error
+    optional_package("ray.rllib.algorithms.algorithm_config", "rllib", "-cn conf_rllib: RLlib cannot be imported")
 
 
 def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, install_command, unknown_key_error
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, optional_package, unknown_key_error
 from maze.core.utils.files import atomic_write
 from maze.distributions.samplers import (
     Sampler,
@@ -67,14 +67,12 @@ class BundledNetwork:
     :param content: The whole graph.
     :param description: `inputs` (names in the graph by entry), `outputs` (names in the graph by head), and of recurrent
         networks `states` (sizes by state key).
-    :raises BundleError: onnxruntime is missing, or cannot read the graph.
+    :raises BundleError: onnxruntime cannot read the graph.
+    :raises ConfigImportError: onnxruntime is not installed.
     """
 
     def __init__(self, content: bytes, description: Mapping[str, Any]) -> None:
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise BundleError(f"Acting needs onnxruntime: {install_command('serve')}.") from error
+        onnxruntime = optional_package("onnxruntime", "serve", "Acting needs onnxruntime")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = 1 if len(content) < SMALL_NETWORK else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -150,7 +149,7 @@ class Tracker(LogStatsWriter, ABC):
 
     @override(LogStatsWriter)
     def close(self) -> None:
-        error = sys.exc_info()[1]  # writers are closed at the end of the run's context
+        error = StatsContext.active().error
         run, self._run = self._run, None
         if run is None:
             return

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from maze.api.run_context import RunContext
 from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.core.agent.random_policy import RandomPolicy
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, MazeError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
@@ -197,6 +198,7 @@ def test_calls_that_need_a_trained_policy_are_refused_before_training(name: str)
         (lambda rc: rc.evaluate(n_episodes=2.5), "n_episodes: expected a whole number of at least 1, found 2.5"),
         (lambda rc: rc.evaluate(n_episode=2), "evaluate: n_episode: unknown argument. Did you mean `n_episodes`"),
         (lambda rc: rc.evaluate(policy=RandomPolicy), r"policy: found the class RandomPolicy, expected RandomPolicy\("),
+        (lambda rc: rc.evaluate(policy="random"), "policy: found 'random'.*, expected an object such as Random"),
         (lambda rc: rc.rollout(max_steps=3), "runner.max_steps.*unknown key.*max_episode_steps"),
         (lambda rc: rc.rollout(runner="dev"), "runner: the chosen one cannot run this"),
     ],
@@ -207,6 +209,26 @@ def test_wrong_arguments_of_calls_are_named(call: Callable[[RunContext], Any], m
     rc.train(n_epochs=1)
     with pytest.raises(ConfigError, match=message):
         call(rc)
+
+
+OBSERVATIONS: dict[str, tuple[Any, Any, str]] = {
+    "array": (np.zeros(4), None, r"sub-step 0: expected .* the keys \['observation'\], found ndarray"),
+    "nothing": (None, None, "found NoneType"),
+    "other key": ({"obs": np.zeros(4)}, None, r"keys \['observation'\], found \['obs'\]"),
+    "other shape": ({"observation": np.zeros(5)}, None, r"`observation`: expected shape \(4,\).* found shape \(5,\)"),
+    "text": ({"observation": "left"}, None, r"`observation`: expected shape \(4,\)"),
+    "number as actor": ({"observation": np.zeros(4)}, 1, r"actor_id: expected ActorID\(.* found 1"),
+}
+
+
+def test_observations_that_do_not_fit_the_policy_are_described() -> None:
+    overrides = {"env.name": "CartPole-v1", "algorithm.epoch_length": 1, "algorithm.n_rollout_steps": 2}
+    rc = RunContext(algorithm="a2c", overrides={**overrides, "runner.concurrency": 1}, silent=True)
+    rc.train(n_epochs=1)
+    assert rc.compute_action({"observation": [0.0] * 4})["action"] in (0, 1)
+    for observation, actor, message in OBSERVATIONS.values():
+        with pytest.raises(MazeError, match=message):
+            rc.compute_action(observation, actor_id=actor)
 
 
 def test_a_policy_for_rollouts_cannot_be_trained() -> None:

@@ -266,6 +266,17 @@ def test_a_closed_run_context_keeps_its_policy_and_trains_no_more() -> None:
         rc.train(n_epochs=1)
 
 
+def test_errors_of_the_caller_are_not_those_of_the_run() -> None:
+    try:
+        raise ValueError("of an earlier attempt")
+    except ValueError:
+        rc = trained()
+        rc.close()
+    report = (rc.results.path / "report.html").read_text(encoding="utf-8")
+    assert 'state ended">' in report
+    assert "earlier attempt" not in report
+
+
 # -- objects ---------------------------------------------------------------------------------------------------
 
 

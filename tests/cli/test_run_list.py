@@ -52,6 +52,12 @@ def test_a_directory_without_training_runs_is_reported(tmp_path: Path, capsys: p
     assert "--runs: nowhere is not a directory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--runs", "--info"])
+def test_a_second_directory_is_refused(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([flag, "nowhere", str(tmp_path)]) == 2
+    assert f"{flag}: expected one directory, found 2: nowhere, {tmp_path}" in capsys.readouterr().err
+
+
 def test_a_list_of_runs_needs_no_torch() -> None:
     code = "import sys; from maze.maze_cli import main; main(['--runs', '.']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

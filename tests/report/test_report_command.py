@@ -134,6 +134,15 @@ def test_wrong_usage_exits_with_status_2(arguments: list[str], tmp_path: Path, m
     assert main(["--report", *arguments]) == 2
 
 
+def test_a_report_that_cannot_be_written_is_an_error_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", 8.0)
+    page = tmp_path / "missing" / "page.html"
+    assert main(["--report", str(run), "--output", str(page)]) == 2
+    assert capsys.readouterr().err == f"ConfigError: --report: {page}: No such file or directory.\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
 def test_the_pages_of_several_runs_draw_in_a_browser(

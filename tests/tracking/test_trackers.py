@@ -119,6 +119,17 @@ def test_a_tracker_receives_the_final_state_of_a_run(error: type[BaseException],
     assert tracker.calls[-1] == ("end", state, [])
 
 
+def test_a_run_in_the_handler_of_another_error_has_not_failed(tmp_path: Path) -> None:
+    tracker = OwnTracker()
+    tracked(tracker, tmp_path)
+    try:
+        raise ValueError
+    except ValueError:
+        with StatsContext() as stats:
+            stats.register_writer(tracker)
+    assert tracker.calls[-1] == ("end", "finished", [])
+
+
 def test_a_resumed_run_continues_the_run_of_the_tracker(tmp_path: Path) -> None:
     for name, resumed in (("a", None), ("b", tmp_path / "a"), ("c", tmp_path / "b"), ("d", None)):
         (tmp_path / name).mkdir()

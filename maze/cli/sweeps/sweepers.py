@@ -22,6 +22,7 @@ from maze.cli.launchers import CONSOLE_FILE, LocalLauncher
 from maze.cli.sweeps.results import FAILED, STEPS, TrialResult, has_study
 from maze.core.annotations import override
 from maze.core.errors import MazeError
+from maze.core.utils.factory import plain_container
 
 if TYPE_CHECKING:
     from maze.cli.sweeps.study import Plan
@@ -58,7 +59,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
 
     def check_options(self) -> None:
         """Raise an error for an invalid option. Hydra would wrap an error of the constructor."""
-        self.seeds = seeds = _plain(self.seeds)
+        self.seeds = seeds = plain_container(self.seeds, "hydra.sweeper.seeds")
         _check_number("n_seeds", self.n_seeds)
         if seeds is not None and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
             raise UsageError(f"hydra.sweeper.seeds: expected a list of whole numbers, found {seeds!r}.")
@@ -184,7 +185,8 @@ class SearchSweep(MazeSweeper):
     @override(MazeSweeper)
     def check_options(self) -> None:
         super().check_options()
-        self.optim, self.parametrization = _plain(self.optim), _plain(self.parametrization)
+        self.optim = plain_container(self.optim, "hydra.sweeper.optim")
+        self.parametrization = plain_container(self.parametrization, "hydra.sweeper.parametrization")
         self.maximize = self.optim["maximize"]
         for name in ("budget", "num_workers"):
             _check_number(f"optim.{name}", self.optim[name])
@@ -219,7 +221,3 @@ class OptunaSweep(SearchSweep):
 def _check_number(name: str, value: Any) -> None:
     if type(value) is not int or value < 1:
         raise UsageError(f"hydra.sweeper.{name}: expected a whole number of at least 1, found {value!r}.")
-
-
-def _plain(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node

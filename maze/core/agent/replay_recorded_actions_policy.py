@@ -10,6 +10,7 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.trajectory_recording.records.action_record import ActionRecord
+from maze.core.utils.files import file_stem
 
 
 class ReplayRecordedActionsPolicy(Policy):
@@ -58,7 +59,7 @@ class ReplayRecordedActionsPolicy(Policy):
         self._env_time = env_time
         record, episode_id = self._record, maze_env.get_episode_id()
         if record is None or record.episode_id != episode_id:
-            path = self.path / f"{episode_id}.json" if self.path.is_dir() else self.path
+            path = self.path / f"{file_stem(episode_id)}.json" if self.path.is_dir() else self.path
             record = ActionRecord.load(path) if path.is_file() else None
             if record is None or record.episode_id != episode_id:
                 raise CheckpointError(

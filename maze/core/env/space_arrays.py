@@ -178,12 +178,19 @@ def check_observation(
         raise EnvironmentContractError(
             f"{place}: actor_id() returned a sub-step without an observation space. Known: {list(specs)}."
         )
-    _check_entries(observation, expected, place)
+    check_entries(observation, expected, place)
 
 
-def _check_entries(
+def check_entries(
     observation: Any, expected: Mapping[str, tuple[tuple[int, ...] | None, np.dtype[Any] | None]], place: str
 ) -> None:
+    """Check the keys, shapes and dtypes of an observation.
+
+    :param observation: The observation.
+    :param expected: Shapes and dtypes by key; `None`: not of arrays.
+    :param place: Environment and sub-step, for the message.
+    :raises EnvironmentContractError: It does not fit.
+    """
     if not isinstance(observation, Mapping) or set(observation) != set(expected):
         found = list(observation) if isinstance(observation, Mapping) else type(observation).__name__
         raise EnvironmentContractError(
@@ -242,7 +249,7 @@ def check_in_space(observation: Any, space: spaces.Space[Any], env_name: str, st
     if not isinstance(space, spaces.Dict):
         return
     place = f"{env_name}, sub-step {step_key!r}"
-    _check_entries(observation, {key: (entry.shape, entry.dtype) for key, entry in space.items()}, place)
+    check_entries(observation, {key: (entry.shape, entry.dtype) for key, entry in space.items()}, place)
     for key, entry in space.items():
         array = np.asarray(observation[key])
         if entry.shape is not None and entry.dtype is not None and not entry.contains(array.astype(entry.dtype)):

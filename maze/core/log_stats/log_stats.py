@@ -338,9 +338,11 @@ class StatsContext:
     Code in `with StatsContext() as stats:` has its own writers and step counter; at the end the writers are closed. The
     functions of this module use the active context: the last one entered in the same thread (or task); in a thread
     without one, the innermost one of the only thread that entered one; otherwise a default one.
+
+    :param stays_open: Keep the writers open until :meth:`close`, so that the context can be entered again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stays_open: bool = False) -> None:
         self.step = 1
         """Number of the current log step, counted from 1."""
         self.n_env_steps: int | None = None
@@ -352,6 +354,9 @@ class StatsContext:
         """Writers of the event log of each finished episode."""
         self.place: RunPlace | None = None
         """Directories of the run; `None`: the working directory."""
+        self.error: BaseException | None = None
+        """Error that ended the run, or disables a writer, while writers are closed; `None`: none."""
+        self._stays_open = stays_open
         self._epochs = weakref.WeakKeyDictionary[Any, None]()
         self._silenced: set[int] = set()
         self._tokens: list[Token[StatsContext | None]] = []
@@ -371,11 +376,11 @@ class StatsContext:
         _open_contexts.append((threading.get_ident(), self))
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         _entered.reset(self._tokens.pop())
         _open_contexts.remove((threading.get_ident(), self))
-        if not self._tokens:
-            self.close()
+        if not (self._tokens or self._stays_open):
+            self.close(exc_info[1])
 
     def register_writer(self, writer: LogStatsWriter) -> None:
         self.writers.append(writer)
@@ -409,9 +414,11 @@ class StatsContext:
             write()
         except getattr(writer, "failures", OSError) as error:
             self._silenced.add(id(writer))
+            of_run, self.error = self.error, error
             with suppress(getattr(writer, "failures", OSError)):  # of the same cause
                 if isinstance(writer, LogStatsWriter):
                     writer.close()
+            self.error = of_run
             what = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             _LOGGER.warning("%s cannot write (%s); it is disabled for this run.", type(writer).__name__, what)
 
@@ -422,14 +429,22 @@ class StatsContext:
         self.n_env_steps = None
         self.hooks = []
 
-    def close(self) -> None:
-        """Close and remove all writers."""
-        with self._lock:
-            for writer in self.writers:
-                self.guarded(writer, writer.close)
-            self.writers = []
-            self.event_writers = []
-            self._silenced.clear()
+    def close(self, error: BaseException | None = None) -> None:
+        """Close and remove all writers, in this context.
+
+        :param error: The error that ended the run.
+        """
+        token, self.error = _entered.set(self), error
+        try:
+            with self._lock:
+                for writer in self.writers:
+                    self.guarded(writer, writer.close)
+                self.writers = []
+                self.event_writers = []
+                self._silenced.clear()
+        finally:
+            self.error = None
+            _entered.reset(token)
 
 
 _LOGGER = logging.getLogger(__name__)

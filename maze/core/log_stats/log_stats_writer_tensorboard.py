@@ -6,7 +6,6 @@ import math
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -208,8 +207,7 @@ class HyperparametersWriter(LogStatsWriter):
         if not self._is_started:
             return
         self._is_started = False
-        # Writers are closed at the end of the run's context, by an exception if the run failed.
-        status = api_pb2.STATUS_SUCCESS if sys.exc_info()[0] is None else api_pb2.STATUS_FAILURE
+        status = api_pb2.STATUS_SUCCESS if StatsContext.active().error is None else api_pb2.STATUS_FAILURE
         info = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
         plugin = metadata.create_summary_metadata(info)
         end = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=plugin, tensor=metadata.NULL_TENSOR)

@@ -26,7 +26,7 @@ from maze.core.rendering.renderer import Renderer
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
-from maze.core.utils.files import write_whole
+from maze.core.utils.files import file_stem, write_whole
 
 NO_PICTURE = (
     "No picture: this trajectory has no renderer. Record gymnasium environments with a FrameRecordingWrapper, or "
@@ -296,7 +296,7 @@ class TrajectoryPageWriter(TrajectoryWriter):
 
     @override(TrajectoryWriter)
     def write(self, episode_record: StateTrajectoryRecord) -> None:
-        path = self.directory / f"{episode_record.id}.html"
+        path = self.directory / f"{file_stem(episode_record.id)}.html"
         title = f"{self.name}, episode {len(self.pages) + 1}"
         page = write_trajectory_page(episode_record, path, title=title, every_k_states=self.every_k_states)
         self.pages.append(page)

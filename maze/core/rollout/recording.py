@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,6 +153,7 @@ class RolloutReport:
         # Finished episodes whose predecessors have not been reported yet.
         self._early: dict[int, EpisodeStatsReport] = {}
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
+        self._guard = StatsContext()  # disables the writer at its first error
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
 
     def add(self, report: EpisodeStatsReport, number: int | None = None) -> None:
@@ -165,8 +167,8 @@ class RolloutReport:
             self._aggregator.receive(following.stats)
             self._n_episodes += 1
             self.n_cut_off += bool(following.is_cut_off and self._max_episode_steps)
-            if self._event_log_writer is not None and following.event_log is not None:
-                self._event_log_writer.write(following.event_log)
+            if (writer := self._event_log_writer) is not None and following.event_log is not None:
+                self._guard.guarded(writer, partial(writer.write, following.event_log))
 
     def publish(self) -> LogStats:
         """Print the statistics over all episodes, and return them."""

@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from maze.core.errors import CheckpointError, ConfigError, install_command
+from maze.core.errors import CheckpointError, ConfigError, optional_package
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -53,8 +53,11 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
         with suppress(FileNotFoundError):  # there is none to replace
             shutil.copymode(target, temporary)
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # of the same cause
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(target)) from error  # not the name of the temporary file
         raise
     if os.name == "posix":  # makes the renaming durable
         directory = os.open(target.parent, os.O_RDONLY)
@@ -89,6 +92,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
+
+
+def file_stem(identity: object) -> str:
+    """Return an identity, such as that of an episode, as the name of a file without its ending."""
+    return re.sub(r"[^\w.@=+-]", "_", str(identity))
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -268,12 +276,9 @@ class Store:
         if urlsplit(url).scheme == _LOCAL:
             self._files, self._root = None, unquote(urlsplit(url).path)
             return
-        try:
-            from pyarrow.fs import FileSystem
-        except ImportError as error:
-            raise ConfigError(f"{key}: {url} needs pyarrow: {install_command('storage')}.") from error
+        storage = optional_package("pyarrow.fs", "storage", f"{key}: {url} needs pyarrow")
         with self._explained("cannot be opened"):
-            self._files, self._root = FileSystem.from_uri(url)
+            self._files, self._root = storage.FileSystem.from_uri(url)
 
     def names(self) -> dict[str, tuple[int, int]]:
         """Return size in bytes and modification time in nanoseconds of all files, by relative path."""

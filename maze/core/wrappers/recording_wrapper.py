@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from maze.core.rendering.renderer import Renderer
 from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
+from maze.core.utils.files import file_stem
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
 from maze.core.wrappers.wrapper import Wrapper
 
@@ -30,7 +30,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     `ReplayRecordedActionsPolicy` repeats the actions. The episode is the same if the randomness of the environment
     depends on its seed only. An episode is written when the next one begins, unless it was cloned from another
-    environment.
+    environment. If the disk is full, one warning is logged and no more episodes are written.
 
     :param env: The environment, with all wrappers that the agent acts through.
     :param output_dir: Directory of the files.
@@ -44,6 +44,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self.episode_record: ActionRecord | None = None
         """The episode in progress."""
         self._next_seed: int | None = None
+        self._is_writable = True
         super().__init__(env)
 
     def seed(self, seed: Any) -> None:
@@ -59,9 +60,13 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def reset(self) -> Any:
-        if self.episode_record is not None and len(self.episode_record) and not self.env.context.is_copied:
-            self.episode_record.save(self.output_dir)
-        self.episode_record = None
+        record, self.episode_record = self.episode_record, None
+        if record is not None and len(record) and self._is_writable and not self.env.context.is_copied:
+            try:
+                record.save(self.output_dir)
+            except OSError as error:
+                _LOGGER.warning("Episode %s cannot be written (%s); no more are written.", record.episode_id, error)
+                self._is_writable = False
         observation = self._env_reset()
         self.episode_record = ActionRecord(self.env.get_episode_id(), self._next_seed)
         self._next_seed = None
@@ -266,11 +271,10 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if not rows or self._directory is None or self.env.context.is_copied:
             return
         episode_id = str(self.env.get_episode_id())
-        name = re.sub(r"[^\w.@=+-]", "_", episode_id)
         log = getattr(self.env, "get_episode_event_log", None) if rows[-1].record.done else None
         kpis = {} if log is None else {event.name: event.value for event in log().query_events(BaseEnvEvents.kpi)}
         try:
-            self._columns.write(self._directory / f"{name}.parquet", episode_id, rows, kpis)
+            self._columns.write(self._directory / f"{file_stem(episode_id)}.parquet", episode_id, rows, kpis)
         except OSError as error:
             _LOGGER.warning("Episode %s cannot be written (%s); no more tables are written.", episode_id, error)
             self._directory = None

@@ -87,6 +87,15 @@ def test_a_failed_run_is_marked_as_failed(tmp_path: Path) -> None:
     assert session_info(tmp_path, metadata.SESSION_END_INFO_TAG).status == api_pb2.STATUS_FAILURE
 
 
+def test_a_run_in_the_handler_of_another_error_is_not_marked_as_failed(tmp_path: Path) -> None:
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        with StatsContext():
+            setup_logging(CONFIG, log_dir=tmp_path)
+    assert session_info(tmp_path, metadata.SESSION_END_INFO_TAG).status == api_pb2.STATUS_SUCCESS
+
+
 @pytest.mark.parametrize("config", [None, "just: text", {"env": {"name": "CartPole-v1"}}])
 def test_rollout_jobs_are_not_in_the_hparams_tab(config: Any, tmp_path: Path) -> None:
     with StatsContext():

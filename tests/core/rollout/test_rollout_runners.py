@@ -150,6 +150,18 @@ def test_statistics_are_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out.count("total_episode_count") == 1
 
 
+@pytest.mark.parametrize("make", [sequential, parallel])
+def test_rollouts_go_on_without_event_logs_that_cannot_be_written(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "event_logs").touch()  # a file in place of the directory
+    runner = make(n_episodes=3, record_event_logs=True)
+    runner.run_with(env=ENV, wrappers={}, agent=RANDOM)
+    counts = {key.output_name: value for key, value in runner.stats.items() if key.event is BaseEnvEvents.reward}
+    assert counts["total_episode_count"] == 3
+    assert caplog.text.count("LogEventsWriterTSV cannot write") == 1
+
+
 def test_the_documented_python_example_runs(tmp_path: Path) -> None:
     env = GymMazeEnv("CartPole-v1")
     runner = SequentialRolloutRunner(

@@ -15,6 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent.replay_recorded_actions_policy import ReplayRecordedActionsPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
@@ -142,6 +143,29 @@ def test_an_episode_is_written_by_the_environment_that_began_it_and_by_no_copy(r
         TrajectoryWriterRegistry.unregister_writer(writer)
     (file,) = tmp_path.iterdir()
     assert (file.stem, N_STORED_STEPS[recorder](file)) == (episode_id, n_planned + 1)
+
+
+def test_actions_of_an_episode_with_any_name_are_stored_and_found(tmp_path, monkeypatch):
+    env = ActionRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)
+    monkeypatch.setattr(GymMazeEnv, "get_episode_id", lambda env: "day 1/line 2")
+    observation = env.reset()
+    env.step({"action": 1})
+    env.reset()
+    assert [path.name for path in tmp_path.iterdir()] == ["day_1_line_2.json"]
+    policy = ReplayRecordedActionsPolicy(tmp_path)
+    assert policy.compute_action(observation, None, env, env.actor_id())["action"] == 1
+
+
+def test_a_full_disk_costs_records_of_actions_and_gives_one_warning(tmp_path, monkeypatch, caplog):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("maze.core.trajectory_recording.records.action_record.write_whole", full)
+    env = ActionRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)
+    for _ in range(3):
+        env.reset()
+        env.step({"action": 0})
+    assert caplog.text.count("No space left on device") == 1
 
 
 def test_a_copy_keeps_its_own_identities_of_future_episodes():

@@ -12,7 +12,7 @@ import numpy as np
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
-from maze.core.utils.files import json_with_checksum, open_json, write_whole
+from maze.core.utils.files import file_stem, json_with_checksum, open_json, write_whole
 
 # Name of an action that is not a dictionary.
 _SINGLE_ACTION = ""
@@ -56,7 +56,7 @@ class ActionRecord:
             "actions": [[actor.step_key, actor.agent_id, _plain(action)] for actor, action in self.actions],
         }
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{self.episode_id}.json"
+        path = directory / f"{file_stem(self.episode_id)}.json"
         write_whole(path, json_with_checksum(json.dumps(content, default=int).encode()))  # numbers of NumPy
         return path
 

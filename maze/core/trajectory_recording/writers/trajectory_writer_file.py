@@ -11,7 +11,6 @@ import inspect
 import io
 import json
 import pickle
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +28,7 @@ from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, Spa
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, StateTrajectoryRecord
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
-from maze.core.utils.files import atomic_write, write_with_checksum
+from maze.core.utils.files import atomic_write, file_stem, write_with_checksum
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,8 +55,7 @@ class TrajectoryWriterFile(TrajectoryWriter):
                 "serializable components and the renderer of a recorded environment have to be picklable."
             ) from error
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"[^\w.@=+-]", "_", str(episode_record.id))
-        write_with_checksum(self.log_dir / f"{name}.pkl", content)
+        write_with_checksum(self.log_dir / f"{file_stem(episode_record.id)}.pkl", content)
 
 
 PARQUET_SUFFIX = ".parquet"

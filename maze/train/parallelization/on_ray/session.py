@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from maze.core.errors import ConfigError, install_command
+from maze.core.errors import ConfigError, optional_package
 from maze.utils.process import handlers_kept
 
 logger = logging.getLogger(__name__)
@@ -150,8 +150,4 @@ def require_ray() -> Any:
 
     :raises ConfigError: Ray is not installed.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(f"Ray is not installed ({error}). Install the extra: {install_command('ray')}.") from error
-    return ray
+    return optional_package("ray", "ray", "Ray is not installed")
