@@ -217,7 +217,7 @@ def begun_anew(state: EpisodeState, reason: str) -> EpisodeState:
     :param state: The state.
     :param reason: Why its episode is not continued.
     """
-    kept = {key: state[key] for key in ("seed", "n_seedings", "wrappers") if key in state}
+    kept: dict[str, Any] = {key: state[key] for key in ("seed", "n_seedings", "wrappers") if key in state}
     return {"problem": reason, "begins_anew": True, **kept}
 
 
