@@ -124,7 +124,9 @@ def entry_summaries(samples: Mapping[str, list[Array]], sizes: Mapping[str, int]
     :param sizes: Sizes of the entries themselves.
     """
     return {
-        name: summary(np.stack(values), sizes[name] > MOST_COMPONENTS) for name, values in samples.items() if values
+        name: summary(np.stack(values), sizes[name] > MOST_COMPONENTS)
+        for name, values in samples.items()
+        if values and sizes[name]  # entries without numbers say nothing
     }
 
 

@@ -25,7 +25,9 @@ def test_whole_numbers_are_counted_and_large_entries_have_features():
     samples = {"kind": [components(np.int64(kind)) for kind in (1, 3, 3, 3)]}
     images = np.stack([np.full((10, 10), fill, np.uint8) for fill in (0, 10, 20, 30)])
     samples["image"] = [components(image) for image in images]
-    found = entry_summaries(samples, {"kind": 1, "image": 100})
+    samples["nothing"] = [components(np.zeros((2, 0), np.float32))] * 4
+    found = entry_summaries(samples, {"kind": 1, "image": 100, "nothing": 0})
+    assert found.keys() == {"kind", "image"}, "an entry without numbers cannot drift"
     assert found["kind"]["components"] == [{"values": [1, 3], "shares": [0.25, 0.75]}]
     assert found["image"]["features"] == ["mean", "std", "min", "max"]
     assert [each["max"] for each in found["image"]["components"]] == [30, 0, 30, 30]

@@ -162,8 +162,8 @@ class ObservationStatistics:
         parts = []
         for substep in columns.substeps.values() if self._blocks else ():
             if substep.valid is None:  # all but those after the last step
-                flat = {key: array[: substep.n_rows] for key, array in substep.observations.items()}
-                parts.append({key: array.reshape(-1, *array.shape[2:]) for key, array in flat.items()})
+                n, seen = substep.n_rows, substep.observations.items()
+                parts.append({key: array[:n].reshape(n * columns.n_envs, *array.shape[2:]) for key, array in seen})
             else:
                 parts.append({key: array[substep.entries()] for key, array in substep.observations.items()})
         self.learn_from(parts)

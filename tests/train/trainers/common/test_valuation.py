@@ -17,7 +17,12 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns
-from maze.train.trainers.common.actor_critic.valuation import GAE, actor_trajectories, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import (
+    GAE,
+    actor_trajectories,
+    decisions_by_policy,
+    value_rollout,
+)
 from maze.train.trainers.impala.impala_vtrace import VTrace
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
@@ -121,6 +126,20 @@ def test_rows_of_several_environments_stay_together():
     expected = gae(columns.rewards, values[:4], values[1:], columns.terminated, columns.truncated, GAMMA, LAMBDA)
     assert torch.allclose(part.advantages[0].reshape(4, 3), torch.from_numpy(expected), atol=1e-5)
     assert torch.equal(part.substeps[0].observation["v0"][:, 0], torch.from_numpy(values[:4].flatten()))
+
+
+def test_observations_may_have_entries_without_numbers():
+    seen = gym.spaces.Dict({"nothing": gym.spaces.Box(0, 1, (0,)), "number": gym.spaces.Box(0, 1, ())})
+    columns = RolloutColumns({0: seen}, {0: ACTION_SPACE}, 3, 2)
+    columns.clear()
+    for tick in range(2):
+        columns.substeps[0].observation_rows[tick]["number"][:] = [tick, 0.3, 0.6]
+        columns.substeps[0].add_row(tick, None, [0, 0, 0])
+    columns.finish([FLAT] * 3, [FLAT] * 2)
+    (((rows,), index),) = decisions_by_policy(columns, [], "cpu")
+    assert index is None
+    assert rows.observation["nothing"].shape == (6, 0)
+    assert rows.observation["number"].tolist() == pytest.approx([0.0, 0.3, 0.6, 1.0, 0.3, 0.6])
 
 
 FIRST, SECOND = ActorID(0, 0), ActorID(1, 0)

@@ -190,7 +190,8 @@ def decisions_by_policy(
     def tensors(arrays: Mapping[str, np.ndarray], place: Any) -> dict[str, Tensor]:
         found = {}
         for key, array in arrays.items():
-            tensor = torch.from_numpy(np.ascontiguousarray(array[place].reshape(-1, *array.shape[2:])))
+            tensor = torch.from_numpy(np.ascontiguousarray(array[place]))
+            tensor = tensor.flatten(0, tensor.dim() - array.ndim + 1)  # ticks and environments
             if tensor.dtype is torch.float64:  # integers such as pixels keep their type
                 tensor = tensor.to(torch.get_default_dtype())
             found[key] = tensor.to(device)
