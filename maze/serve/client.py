@@ -145,13 +145,13 @@ class PolicyClient:
         :param path: Path of the endpoint.
         :param content: The body.
         :param headers: Headers in addition to those of the client.
-        :raises ServerError: The server refuses the request, or does not respond.
+        :raises ServerError: The server refuses the request, does not respond, or its response is not JSON.
         """
         response = self._response(method, path, content, headers, self._n_retries)
-        if response.is_success:
-            found: dict[str, Any] = response.json() if response.content else {}
-            return found
         try:
+            if response.is_success:
+                found: dict[str, Any] = response.json() if response.content else {}
+                return found
             error = response.json()["error"]
             raise ServerError(error["message"], response.status_code, error["code"])
         except (ValueError, KeyError, TypeError):

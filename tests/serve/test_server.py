@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import httpx
@@ -629,3 +630,26 @@ def test_concurrent_requests_of_one_session_are_separate(client: PolicyClient, u
     assert set(answers) == {200, 409}
     following = {"observation": OBSERVATION, "step": answers.count(200)}  # refused unless it is the next number
     assert httpx.post(f"{url}/sessions/{identifier}/act", json=following).status_code == 200
+
+
+def test_a_page_in_place_of_an_answer_is_an_error_of_the_server() -> None:
+    class Login(BaseHTTPRequestHandler):
+        """A proxy that answers each request with its login page."""
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>Log in</html>")
+
+        def log_message(self, *arguments: object) -> None:
+            """Print nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Login) as proxy:
+        threading.Thread(target=proxy.handle_request, daemon=True).start()
+        with (
+            PolicyClient(f"http://127.0.0.1:{proxy.server_port}") as client,
+            pytest.raises(ServerError, match="Log in") as caught,
+        ):
+            client.act([0.0])
+    assert (caught.value.status, caught.value.code) == (200, "unknown")

@@ -306,12 +306,17 @@ def test_environments_without_seeds_are_reported():
     assert "not seeded with an integer" in problems[0]
 
 
-def test_another_number_of_environments_starts_new_episodes():
-    env = SequentialVectorEnv([random_walk_env] * 2)
-    env.seed([1, 2])
-    begun(env)
-    other = SequentialVectorEnv([random_walk_env] * 3)
-    assert set(other.load_state_dict(env.state_dict())) == {0, 1, 2}
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_another_number_of_environments_starts_episodes_that_were_not_played_before(n_envs):
+    def with_seeds(n):
+        env = SequentialVectorEnv([random_walk_env] * n)
+        env.seed([1, 2, 3][:n])
+        return env
+
+    env, other = with_seeds(2), with_seeds(n_envs)
+    first = observed(env, begun(env))
+    assert set(other.load_state_dict(env.state_dict())) == set(range(n_envs))
+    assert not [seen for seen in observed(other, begun(other)) if seen in first]
 
 
 def test_an_episode_without_end_does_not_fill_the_memory(monkeypatch):

@@ -18,7 +18,7 @@ from maze.core.utils.worker_pool import env_slices
 from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
     BaseDistributedWorkersWithBuffer,
 )
-from maze.train.parallelization.vector_env.replay_log import states_for
+from maze.train.parallelization.vector_env.replay_log import begun_anew, states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import (
     StructuredVectorEnv,
@@ -160,7 +160,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         states = states_for(state_dict, self.n_workers)
         if state_dict.get("n_groups") != len(self._groups):
             reason = "the interrupted run stepped the environments in other groups"
-            states = [{"problem": state.get("problem", reason), "wrappers": state["wrappers"]} for state in states]
+            states = [begun_anew(state, state.get("problem", reason)) for state in states]
         else:
             self._turn = state_dict["turn"]
         problems = load_joint_state(

@@ -139,8 +139,8 @@ class FirstFragments(GroupedVectorEnv):
 
     @override(GroupedVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        n_starts = state_dict.get("n_starts", int(self.n_rollout_envs < self.n_envs))
-        if n_starts:  # with the seeds of the first start, its first episodes would come again
+        # with the seeds of the first start, its first episodes would come again
+        if n_starts := state_dict.get("n_starts", int(self.n_rollout_envs < self.n_envs)):
             self._n_starts = n_starts
             self.seed([seed_of_start(seed, n_starts) for seed in self._seeds])
         return super().load_state_dict(state_dict)

@@ -211,11 +211,21 @@ def digest_of(observation: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
+def begun_anew(state: EpisodeState, reason: str) -> EpisodeState:
+    """Return the state of an environment that begins a new episode, not one that it has played before.
+
+    :param state: The state.
+    :param reason: Why its episode is not continued.
+    """
+    kept: dict[str, Any] = {key: state[key] for key in ("seed", "n_seedings", "wrappers") if key in state}
+    return {"problem": reason, "begins_anew": True, **kept}
+
+
 def states_for(state_dict: Mapping[str, Any], n_envs: int) -> list[EpisodeState]:
     """Return one state for each environment.
 
     :param state_dict: State of a vector environment. If it had another number of environments, all start new episodes,
-        and the learned statistics of wrappers are distributed in turn.
+        additional ones with learned statistics of wrappers in turn.
     :param n_envs: Number of environments.
     """
     states: list[EpisodeState] = list(state_dict["environments"])
@@ -223,4 +233,6 @@ def states_for(state_dict: Mapping[str, Any], n_envs: int) -> list[EpisodeState]
         return states
     reason = f"the interrupted run had {len(states)} environments, this one has {n_envs}"
     learned = [state["wrappers"] for state in states] or [[]]
-    return [{"problem": reason, "wrappers": learned[index % len(learned)]} for index in range(n_envs)]
+    kept = [begun_anew(state, reason) for state in states[:n_envs]]
+    more = range(len(kept), n_envs)
+    return kept + [begun_anew({"wrappers": learned[index % len(learned)]}, reason) for index in more]
