@@ -294,10 +294,13 @@ def tables(results: Sequence[dict[str, Any]], n_steps: int) -> tuple[str, str]:
             of_problems = scores.get((is_flat, each), [])
             if of_problems:
                 array = np.array([values[: min(map(len, of_problems))] for values in of_problems])
-                low, high = interval(array, np.random.default_rng(0))
-                cells.append(f"{interquartile_mean(array):.2f} [{low:.2f}, {high:.2f}]")
+                shown = f"{interquartile_mean(array):.2f}"
+                if array.shape[1] > 1:
+                    low, high = interval(array, np.random.default_rng(0))
+                    shown += f" [{low:.2f}, {high:.2f}]"
+                cells.append(shown)
         if cells:
-            means.append([group, f"{len(of_problems)} problems, {array.shape[1]} seeds", *cells])
+            means.append([group, f"{len(of_problems)} problems, {array.shape[1]} seed(s)", *cells])
     seconds_header = f"CPU s: {', '.join(FRAMEWORKS)}"
     return (
         markdown_table(["problem", "random", *FRAMEWORKS, seconds_header], rows),
