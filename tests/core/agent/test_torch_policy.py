@@ -370,7 +370,7 @@ def test_candidates_of_vectors_of_choices_are_ranked_as_well():
     assert all(heads.contains({**action, "b": action["b"].astype(np.int8)}) for action in actions)
     assert probabilities == pytest.approx([0.504, 0.144])
     box = policy_with(FixedLogits(force=[0.0, 0.0]), spaces.Dict({"force": spaces.Box(-1, 1, (1,))}))
-    with pytest.raises(ConfigError, match="Action head `force`: actions without choices cannot be ranked"):
+    with pytest.raises(ConfigError, match="Action head `force` is continuous; its actions cannot be ranked"):
         box.compute_top_action_candidates({"observation": np.zeros(1)}, 2, None, None, ACTOR)
 
 

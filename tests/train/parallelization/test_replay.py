@@ -245,6 +245,8 @@ def test_nothing_that_is_played_again_is_counted_or_recorded_again(reseed_often)
 
 @pytest.mark.parametrize("is_deterministic", [True, False])
 def test_recorders_write_no_episode_that_is_played_again(tmp_path, is_deterministic):
+    pytest.importorskip("pyarrow")
+
     def recording(name):
         inner = ParquetRecordingWrapper.wrap(two_step_env(3) if is_deterministic else counting_env(), tmp_path / name)
         return SequentialVectorEnv([lambda: ActionRecordingWrapper.wrap(inner, tmp_path / name)])
