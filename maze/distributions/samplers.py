@@ -286,7 +286,7 @@ def ranked_actions(
     for head, of_head in logits.items():
         probabilities = choice_probabilities(heads[head], of_head, temperature)
         if not probabilities:
-            raise ConfigError(f"Action head `{head}` is continuous; its actions cannot be ranked. Request a single one.")
+            raise ConfigError(f"Action head `{head}` is continuous; its actions cannot be ranked. Request one action.")
         parts[head] = slice(len(factors), len(factors) + len(probabilities))
         factors += probabilities
     # the k best joint actions are made of the k best choices of each factor
