@@ -32,8 +32,8 @@ class RewardScaling:
 
     That return is the discounted sum of the rewards up to a step, from the beginning of its episode on (`R <- gamma * R
     + r`), and the standard deviation is that of all steps of all environments. A rollout counts before its own rewards
-    are scaled, all of them by the same number. A return continues in the next rollout, in the environment
-    with the same index; with IMPALA, and where a rollout does not wait for all environments, that may be another one.
+    are scaled, all of them by the same number. A return continues in the next rollout, in the environment with the same
+    index; with IMPALA, and where a rollout does not wait for all environments, that may be another one.
 
     :param gamma: Discount for each environment step.
     """
