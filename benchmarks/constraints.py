@@ -175,7 +175,7 @@ def dispatching(seeds: Sequence[int], keep: Path) -> None:
         for name, changes in {"unconstrained": ["algorithm.constraints=[]"], "constrained": []}.items():
             run = train(keep / f"dispatching-{name}-{seed}", ["+experiment=dispatching_late_ppo", *changes], seed)
             policies[f"{name}_{seed}"] = str(run)
-    compared(policies, "late_share", 100)
+    compared(policies, "late_share", 400)
 
 
 def safety(seeds: Sequence[int], keep: Path) -> None:

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(ROOT), str(ROOT / "tutorials")]
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -46,7 +47,7 @@ from maze_envs.inventory.exact import lost_sales_cost
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSalesEnv
 from maze_envs.scheduling.job_shop import JobShops
 
-ENVS = Path(__file__).resolve().parents[1] / "maze_envs"
+ENVS = ROOT / "maze_envs"
 SETTINGS = [
     f"{demand},{lead},{cost}" for demand in ("poisson", "geometric") for lead in (2, 3, 4) for cost in (4, 9, 19, 39)
 ]
@@ -65,6 +66,12 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, A
         "logistics/cutting_2d/conf/policy/cutting_2d_greedy_policy",
         {"horizon": 20, "scenarios": 64, "candidates": 16},
     ),
+    "cutting_2d_masked": (
+        "../tutorials/tutorial_maze_env/part06_struct_env/conf/env/tutorial_cutting_2d_struct_masked",
+        {},
+        "logistics/cutting_2d/conf/policy/cutting_2d_greedy_policy",
+        {"horizon": 20, "scenarios": 64, "candidates": 16},
+    ),
     "bin_packing": (
         "packing/conf/env/bin_packing",
         {"n_items": 100},
@@ -77,6 +84,12 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, A
         {"_target_": "maze_envs.queueing.network.PriorityPolicy", "network": "I.H.", "rule": "longest_queue"},
         {"horizon": 200, "scenarios": 128},
     ),
+    "queueing_extended": (
+        "queueing/conf/env/extended_network",
+        {"max_episode_steps": 500},
+        {"_target_": "maze_envs.queueing.network.PriorityPolicy", "network": "extended_6", "rule": "c_mu"},
+        {"horizon": 200, "scenarios": 128},
+    ),
     "job_shop": (
         "scheduling/conf/env/job_shop",
         {"n_jobs": 10, "n_machines": 10, "only_choices": True},
@@ -85,9 +98,9 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], str | dict[str, Any], dict[str, A
     ),
 }
 """By name the environment, its changes, the base policy and the arguments of the rollout policy."""
-_STEPS = {"dispatching": 160, "cutting_2d": 20}
+_STEPS = {"dispatching": 160, "cutting_2d": 20, "cutting_2d_masked": 180}
 """Steps of an episode, where the problem has no end of its own."""
-_GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "first_hour.md"
+_GUIDE = ROOT / "docs" / "guide" / "first_hour.md"
 OWN = {
     "workshop": ("workshop", "WorkshopEnv", "EarliestDueDate"),
     "truck_docks": ("tutorial_maze_env.truck_docks", "TruckDocksEnv", "LongestWait"),
@@ -360,7 +373,7 @@ def rounded(estimate: Any) -> list[float]:
 def own_problem(name: str, directory: str) -> tuple[Any, Any, dict[str, Any]]:
     """Environment, heuristic and settings of a user's simulator; the workshop is the program of the guide."""
     module, env, heuristic = OWN[name]
-    sys.path[:0] = [directory, str(_GUIDE.parents[2] / "tutorials")]
+    sys.path.insert(0, directory)
     if name == "workshop":
         code = re.findall(r"^```python\n(.*?)^```", _GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
         Path(directory, "workshop.py").write_text("".join(code), "utf-8")

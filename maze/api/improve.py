@@ -48,9 +48,9 @@ HEURISTIC, DCL, SELF_LABELLING, PPO = "heuristic", "dcl", "self_labelling", "ppo
 _RUN_CONTEXT = "maze.api.run_context.RunContext"
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
-HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE = 0.05, 0.15, 0.1
+HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE, LARGE_PPO_SHARE = 0.05, 0.15, 0.1, 0.3
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
-another training run, which gets the rest."""
+another training run, which gets the rest: where planning is shown to be better than the heuristic, and where not."""
 # Shares of the budget that are reserved for the confirmation, which also gets what is left: while there is no
 # candidate; at most; and at most where a candidate needs them for the fewest episodes of a confirmation.
 _LEAST_CONFIRMATION, _MOST_CONFIRMATION, _SLOW_CONFIRMATION = 0.15, 0.4, 0.65
@@ -82,12 +82,14 @@ _HORIZONS, _LAST_HORIZON = (5, 10, 20, 40), 160
 # Horizon where none is shown to gain, as long as it leaves time for enough scenarios.
 _USUAL_HORIZON = 20
 _PILOT_SCENARIOS, _PILOT_CANDIDATES = 16, 4
-_WARM_START_STEPS = 20_000
+# Demonstrations for cloning at most: in all, and for each second of training, in which ten passes over them take about a
+# quarter of the time with a network that learns from 1,000 of them per second.
+_WARM_START_STEPS, _WARM_START_RATE = 20_000, 25
 # Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced.
 _LEAST_STATES, _WANTED_STATES = 200, 5000
 _LEAST_SCENARIOS, _SCENARIOS = 16, 128
 _GENERATIONS = 2
-# Episodes that select the best generation of `dcl`.
+# Episodes that select the best generation of `dcl`, or the best epoch of PPO.
 _EVALUATION_EPISODES = 32
 # Share of the time of a generation of `dcl` that one of its updates takes.
 _UPDATE_SHARE = 0.01
@@ -400,8 +402,9 @@ class ImproveRunner(runners.EvaluationRunner):
         with suppress(Exception):  # without copies, neither of them can train
             learners.insert(0, DCL if chance_in(stack_of(self._make_env())[0], "improve") else SELF_LABELLING)
         first, *others = learners
-        later = PPO_SHARE * bool(others)
         planner = self._rungs[-1].policy
+        is_better = can_plan and self._difference(self._rungs[-1]).low > 0
+        later = (PPO_SHARE if is_better else LARGE_PPO_SHARE) * bool(others)
         planning = PLANNING_SHARE * (isinstance(planner, RolloutPolicy) and planner.scenarios >= _USUAL)
         if self._attempt(first, lambda name: self._training(name, later + planning)) and can_plan:
             self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, later))
@@ -689,9 +692,10 @@ class ImproveRunner(runners.EvaluationRunner):
             }
         # The demonstrations for cloning take about a tenth of the time.
         steps_per_second = float(heuristic.played.measures[LENGTH].mean()) / heuristic.evaluation.seconds_of_episode
+        n_demonstrations = min(_WARM_START_STEPS, max(500, seconds * min(_WARM_START_RATE, 0.1 * steps_per_second)))
         cloning = {
             "+warm_start.policy": policy,
-            "warm_start.n_steps": min(_WARM_START_STEPS, int(max(500, 0.1 * seconds * steps_per_second))),
+            "warm_start.n_steps": int(n_demonstrations),
             "warm_start.entropy_coef": 0.2,
         }
         if algorithm != PPO:
@@ -699,7 +703,13 @@ class ImproveRunner(runners.EvaluationRunner):
         needs_more = heuristic.policy.needs_state() or heuristic.policy.needs_env()
         is_batched = self._batched and not needs_more
         batched = {"runner.placement": "batched", "runner.concurrency": 64} if is_batched else {}
-        return {**cloning, **batched, "algorithm.critic_burn_in_epochs": 1, "algorithm.lr": 0.001}
+        return {
+            **cloning,
+            **batched,
+            "algorithm.critic_burn_in_epochs": 1,
+            "algorithm.lr": 0.001,
+            "algorithm.rollout_evaluator.n_episodes": _EVALUATION_EPISODES,
+        }
 
     def _rollout_policy(self, base: Rung, scenarios: int) -> RolloutPolicy:
         value = self.value if base is self._rungs[0] else None
