@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("environments", nargs="*", metavar="environment", help=f"of {', '.join(PAIRS)}; default: all")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each model")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=("own", "auto"), help="models to compare")
-    parser.add_argument("--epochs", type=int, help="epochs of each training; default: those of its configuration")
+    parser.add_argument("--epochs", type=int, help="epochs of each run; default: those of its configuration")
     parser.add_argument("--jobs", type=int, default=2, help="runs in parallel")
     parser.add_argument("--markdown", type=Path, help="also write the table here")
     parser.add_argument("--json", type=Path, help="also write all figures here")

@@ -54,7 +54,7 @@ def stepping(env_class: Callable[[], Any], placement: Any, n_ticks: int) -> floa
 
 
 def training(env: Any, n_envs: int, n_updates: int, model: str | None = None, **overrides: Any) -> float:
-    """CPU microseconds of a step in a training with PPO and 32 steps for an update."""
+    """CPU microseconds of a step in a run with PPO and 32 steps for an update."""
     overrides = {
         "runner.concurrency": n_envs,
         "algorithm.epoch_length": n_updates,

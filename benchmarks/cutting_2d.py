@@ -91,7 +91,7 @@ def read_curves(directory: Path) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def load_policy(directory: Path) -> tuple[Any, Mapping[str, Any]]:
-    """The best policy of a training, and the training's configuration."""
+    """The best policy of a run, and its configuration."""
     from omegaconf import OmegaConf
 
     from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
@@ -200,7 +200,7 @@ def console_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def curves_svg(runs: Sequence[Run]) -> str:
-    """Learning curves: a thin line for each training, a thick one for their mean."""
+    """Learning curves: a thin line for each run, a thick one for their mean."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; exit status 1 when an expectation was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each variant")
-    parser.add_argument("--epochs", type=int, help="epochs of each training; default: as the experiments say")
+    parser.add_argument("--epochs", type=int, help="epochs of each run; default: as the experiments say")
     parser.add_argument("--episodes", type=int, default=20, help="episodes of the evaluation of each policy")
     parser.add_argument("--jobs", type=int, default=2, help="runs in parallel")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/cutting_2d_comparison"))

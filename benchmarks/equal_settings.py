@@ -77,7 +77,7 @@ TASKS = {
 
 @dataclass
 class Record:
-    """Finished episodes of a training: environment steps taken so far (in all environments), return, length."""
+    """Finished episodes of a run: environment steps taken so far (in all environments), return, length."""
 
     n_steps: int = 0
     episodes: list[tuple[int, float, int]] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
     python benchmarks/kill_campaign.py --kills 200 --seed 0
 
-Each case is a training from the command line that gets SIGTERM, SIGINT or SIGKILL at a random moment (while it is set
+Each case is a run from the command line that gets SIGTERM, SIGINT or SIGKILL at a random moment (while it is set
 up, in an update, an evaluation, a save), is resumed, is perhaps killed again (up to three times), and then runs to its
 end. It passes if every file that was left is readable each time, and the final state (weights, optimizers, generators,
 environments, buffers) and the best model are bit for bit those of the undisturbed training, or a warning says why not.
@@ -72,7 +72,7 @@ TRAININGS: dict[str, tuple[str, ...]] = {
 MODULES = "modules.txt"
 """What the latest run had imported."""
 NOT_COMPARED = ("log_step", "update_statistics", "statistics")
-"""Parts of a training's state that hold seconds."""
+"""Parts of a run's state that hold seconds."""
 
 
 @dataclass

@@ -181,7 +181,7 @@ def train(target: Target, seed: int, directory: Path) -> tuple[list[Path], int, 
 
 
 def is_done(directory: Path) -> bool:
-    """Whether a training has had all of its epochs."""
+    """Whether a run has had all of its epochs."""
     from omegaconf import OmegaConf
 
     from maze.core.utils.checkpoint import load_state

@@ -118,7 +118,7 @@ FINISHED = "benchmark.json"
 
 
 def train(training: Training) -> None:
-    """Run a training in a process of its own, unless it is finished.
+    """Train in a process of its own, unless it is finished.
 
     :raises SystemExit: It failed, or another one, with other settings, was done in its directory.
     """
@@ -130,7 +130,7 @@ def train(training: Training) -> None:
             raise SystemExit(f"{directory} was trained with {' '.join(found)}; expected {' '.join(settings)}.")
         print(f"{directory.name}: trained before", flush=True)
         return
-    shutil.rmtree(directory, ignore_errors=True)  # of a training that was interrupted
+    shutil.rmtree(directory, ignore_errors=True)  # of a run that was interrupted
     seeds = (f"seeding.env_base_seed={training.seed}", f"seeding.agent_base_seed={training.seed}")
     command = [sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", *settings, *seeds]
     command.append(f"hydra.run.dir={directory}")
@@ -146,7 +146,7 @@ def train(training: Training) -> None:
 
 
 def seconds_of(training: Training) -> float:
-    """How long a training took."""
+    """How long a run took."""
     return float(json.loads((training.directory / FINISHED).read_text(encoding="utf-8"))["seconds"])
 
 
@@ -196,7 +196,7 @@ def trained(
 
 
 def critic_of(directory: Path, weights: str) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
-    """Value `[n]` of observations at the first sub-step, as the critic of a training has them."""
+    """Value `[n]` of observations at the first sub-step, as the critic of a run has them."""
     import torch
     from omegaconf import OmegaConf
 

@@ -236,7 +236,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=names, help=f"what is run: {', '.join(names)}")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between kills")
     parser.add_argument("--actors", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=60, help="of a training; hundreds of episodes of rollouts")
+    parser.add_argument("--epochs", type=int, default=60, help="of a run; hundreds of episodes of rollouts")
     parser.add_argument("--minutes", type=float, default=0.0, help="for so long something is killed, at least")
     parser.add_argument("--reach", type=float, default=0.0, help="return that PPO and IMPALA have to reach")
     parser.add_argument("--seed", type=int, default=0)

@@ -11,7 +11,7 @@ small helpers:
   the modules of `GIVEN`, each beside its counterpart;
 * of stable-baselines3 the modules of `GIVEN`.
 
-What builds a training of a configuration (the runner) counts for Maze, though stable-baselines3 leaves it to its users;
+What builds a run of a configuration (the runner) counts for Maze, though stable-baselines3 leaves it to its users;
 saving and loading counts for stable-baselines3 where its base class has it.
 
 A second figure for Maze adds the modules that collect rollouts (stable-baselines3 has those in what is counted: its
@@ -50,7 +50,7 @@ GIVEN: tuple[tuple[str, ...], ...] = (
     (f"{SB3}.policies", f"{SB3}.torch_layers", f"{SB3}.distributions"),
     # what evaluates and selects models
     (f"{SB3}.evaluation", "maze.train.trainers.common.evaluators", "maze.train.trainers.common.model_selection"),
-    # what accompanies a training: evaluations, early stopping, checkpoints, signals, the progress bar
+    # what accompanies a run: evaluations, early stopping, checkpoints, signals, the progress bar
     (
         f"{SB3}.callbacks",
         "maze.train.trainers.common.trainer",

@@ -49,7 +49,7 @@ class TimedReport(ReportWriter):
 
 
 def train(has_report: bool, n_epochs: int) -> tuple[float, float]:
-    """CPU seconds of a training, and those of its report."""
+    """CPU seconds of a run, and those of its report."""
     writers: list[TimedReport] = []
 
     def writer(directory: Path, project: Path) -> LogStatsWriter:

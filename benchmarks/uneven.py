@@ -70,7 +70,7 @@ class UnevenSteps(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def uneven_env(name: str, mean: float, sigma: float) -> GymMazeEnv:
-    """Make the environment of trainings."""
+    """Make the environment of training runs."""
     return GymMazeEnv(UnevenSteps(gym.make(name), mean, sigma))
 
 

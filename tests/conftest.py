@@ -121,7 +121,7 @@ def _no_waiting_for_the_disk():
 
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a training on CartPole-v1, one epoch of A2C; to be read or copied, not to be written into."""
+    """The directory of a run on CartPole-v1, one epoch of A2C; to be read or copied, not to be written into."""
     from maze.maze_cli import main
 
     directory = tmp_path_factory.mktemp("trained") / "run"

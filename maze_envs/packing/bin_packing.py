@@ -340,7 +340,7 @@ class PackingRule(Policy):
 class TightOrRoomy(ArrayPolicy):
     """Pack by the score of Romera-Paredes et al. (2024) for the OR-Library's instances, of equal ones the tightest.
 
-    :func:`or_library_score` takes the oldest of equal ones. Without it observations are enough, so that a training may
+    :func:`or_library_score` takes the oldest of equal ones. Without it observations are enough, so that a run may
     begin with it (`policy@warm_start.policy=tight_or_roomy`) wherever its environments are stepped.
     """
 

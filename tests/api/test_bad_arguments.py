@@ -145,11 +145,11 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"algorithm": "ppo", "overrides": {"runner.trainer_class": "maze.train.trainers.a2c.a2c_trainer.A2C"}},
         "runner.trainer_class: A2C does not train a PPOAlgorithmConfig",
     ),
-    "rollout runner for a training": (
+    "rollout runner for a run": (
         lambda: {"algorithm": "ppo", "runner": {"_target_": SEQUENTIAL}},
         "runner: expected a training runner, found SequentialRolloutRunner",
     ),
-    "configuration of rollouts for a training": (
+    "configuration of rollouts for a run": (
         lambda: {"configuration": "conf_rollout"},
         "configuration: 'conf_rollout' is not a training configuration.*conf_train",
     ),

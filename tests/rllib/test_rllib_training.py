@@ -50,7 +50,7 @@ def environment(address: str = "") -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """Address of a cluster for trainings to join; starting Ray takes as long as most of them."""
+    """Address of a cluster that runs join; starting Ray takes as long as most of them."""
     from ray.cluster_utils import Cluster
 
     no_services = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}

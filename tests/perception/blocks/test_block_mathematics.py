@@ -183,7 +183,7 @@ def test_point_net_does_not_depend_on_the_order_of_points_nor_on_masked_points(s
 
 
 def test_a_single_point_is_normalised_by_the_statistics_of_earlier_ones():
-    """One point has no deviation: a last minibatch with a single valid one must not end a training."""
+    """One point has no deviation: a last minibatch with a single valid one must not end a run."""
     torch.manual_seed(1)
     settings = {"use_feature_transform": True, "use_batch_norm": True, "non_lin": nn.ReLU}
     block = blocks.PointNetFeatureBlock(["x", "mask"], "out", [(5, 3), (5,)], 4, "max", **settings)

@@ -686,7 +686,7 @@ class EpochTrainer(Trainer, ABC):
 
     @override(Trainer)
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        """Load a file with weights, or continue from one with the state of a training.
+        """Load a file with weights, or continue from one with the state of a run.
 
         A policy alone takes the weights of a run with another algorithm.
 

@@ -133,7 +133,7 @@ class BCTrainer(EpochTrainer):
     ) -> None:
         """Train until the number of epochs is reached, or a signal ends the training.
 
-        After a training that has come to its end, another call trains on; after an interrupted one (in this process or
+        After a run that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
 
         :param evaluator: Evaluates the policy at the end of each epoch; `None`: those of the run that the trainer was

@@ -102,7 +102,7 @@ def test_a_run_without_a_best_model_keeps_the_last_one(tmp_path, caplog):
     model = nn.Linear(1, 1)
     selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model)
     selection.update(math.nan)
-    for value in (3.0, 4.0):  # a training that goes on, and finds none either
+    for value in (3.0, 4.0):  # a run that goes on, and finds none either
         fill(model, value)
         selection.training_ended()
         assert load_state(tmp_path / "state_dict.pt")["weight"].item() == value

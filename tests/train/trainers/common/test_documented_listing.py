@@ -1,4 +1,4 @@
-"""The documentation's complete listing of a training in plain Python runs as it is written."""
+"""The documentation's complete listing of a run in plain Python runs as it is written."""
 
 import warnings
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Signals during a training: noted once, handlers restored."""
+"""Signals during a run: noted once, handlers restored."""
 
 import os
 import signal

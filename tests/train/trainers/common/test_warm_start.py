@@ -1,4 +1,4 @@
-"""What is cloned at the beginning of a training."""
+"""What is cloned at the beginning of a run."""
 
 from types import SimpleNamespace
 

@@ -116,7 +116,7 @@ class BaseReplayBuffer(ABC):
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
         """Return the state for checkpoints: plain values and tensors.
 
-        :param with_content: Whether the items are part of it; without them (`content` is `None`), a training that is
+        :param with_content: Whether the items are part of it; without them (`content` is `None`), a run that is
             resumed fills the buffer anew.
         """
         return {"content": None}
