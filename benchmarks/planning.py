@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT), str(ROOT / "tutorials")]
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("", "tutorials")]
 
 import numpy as np
 from omegaconf import OmegaConf
@@ -47,6 +46,7 @@ from maze_envs.inventory.exact import lost_sales_cost
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSalesEnv
 from maze_envs.scheduling.job_shop import JobShops
 
+ROOT = Path(__file__).resolve().parents[1]
 ENVS = ROOT / "maze_envs"
 SETTINGS = [
     f"{demand},{lead},{cost}" for demand in ("poisson", "geometric") for lead in (2, 3, 4) for cost in (4, 9, 19, 39)
