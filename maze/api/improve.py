@@ -82,8 +82,8 @@ _HORIZONS, _LAST_HORIZON = (5, 10, 20, 40), 160
 # Horizon where none is shown to gain, as long as it leaves time for enough scenarios.
 _USUAL_HORIZON = 20
 _PILOT_SCENARIOS, _PILOT_CANDIDATES = 16, 4
-# Demonstrations for cloning at most: in all, and for each second of training, so that ten passes over them take a quarter
-# of it with a network that learns from 1,000 in a second.
+# Demonstrations for cloning at most: in all, and for each second of training. A network that learns from 1,000 in a
+# second then needs a quarter of the time for ten passes over them.
 _WARM_START_STEPS, _WARM_START_RATE = 20_000, 25
 # Labelled decisions of a generation of `dcl`; below the second number, the scenarios of a label are reduced.
 _LEAST_STATES, _WANTED_STATES = 200, 5000
