@@ -309,9 +309,9 @@ def _run_flag(flag: str, arguments: list[str]) -> int:
 
 def _run_hydra(command: Sequence[str]) -> None:
     """Run a command. Hydra's main composes the configuration twice, which only sweeps and flags of Hydra need."""
-    from maze.cli.hydra_setup import grid_by_default
+    from maze.cli.hydra_setup import defaults_of_maze
 
-    with grid_by_default(), warnings.catch_warnings():
+    with defaults_of_maze(), warnings.catch_warnings():
         # If a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, as
         # intended. Hydra warns about it at each composition.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")

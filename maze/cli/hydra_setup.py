@@ -1,4 +1,4 @@
-"""Setup of Hydra: search path, modules, default sweeper, text of values, overrides of wrappers; errors of `maze-run`.
+"""Setup of Hydra: search path, modules, defaults, text of values, overrides of wrappers; errors of `maze-run`.
 
 Keys of wrappers are paths of classes; an override names the path or the class alone. Messages of Hydra and OmegaConf
 are translated: they state the place of the error and its remedy.
@@ -205,25 +205,29 @@ def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) ->
 
 
 GROUP, NAME = "hydra/sweeper", "basic"
+RUN_DIRECTORY = {"run_directory": {"_target_": "maze.cli.run_directory.RunDirectoryCallback"}}
 
 
 @contextmanager
-def grid_by_default() -> Iterator[None]:
-    """Return a context in which `hydra/sweeper=basic`, Hydra's default, is the grid search of Maze.
+def defaults_of_maze() -> Iterator[None]:
+    """Return a context in which root configurations that do not set them have the defaults of Maze.
 
-    A root configuration cannot choose it with `override hydra/sweeper`, which would take precedence over the choice of
-    an experiment. Other applications in the same environment keep Hydra's sweeper.
+    Runs work in their output directory, which belongs to one run, and `hydra/sweeper=basic`, Hydra's default, is the
+    grid search of Maze. A root configuration cannot choose it with `override hydra/sweeper`, which would take
+    precedence over the choice of an experiment. Other applications in the same environment keep Hydra's defaults.
     """
     Plugins.instance()  # plugins are registered by the first search; before one is replaced
-    group = ConfigStore.instance().repo["hydra"]["sweeper"]
-    previous = group[f"{NAME}.yaml"]
+    store = ConfigStore.instance()
+    previous = store.repo["hydra"]
     grid = resources.files("maze.conf") / "hydra" / "sweeper" / "grid.yaml"
-    node = OmegaConf.create(grid.read_text(encoding="utf-8"))
-    ConfigStore.instance().store(group=GROUP, name=NAME, node=node, provider="maze")
+    store.repo["hydra"] = {**previous, "sweeper": dict(previous["sweeper"])}
+    settings = OmegaConf.merge(previous["config.yaml"].node, {"job": {"chdir": True}, "callbacks": RUN_DIRECTORY})
     try:
+        store.store(group="hydra", name="config", node=settings, provider="maze")
+        store.store(group=GROUP, name=NAME, node=OmegaConf.create(grid.read_text(encoding="utf-8")), provider="maze")
         yield
     finally:
-        group[f"{NAME}.yaml"] = previous
+        store.repo["hydra"] = previous
 
 
 SECTION = "wrappers"
