@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
@@ -204,30 +203,30 @@ def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) ->
         sys.path.remove(str(project))
 
 
-GROUP, NAME = "hydra/sweeper", "basic"
-RUN_DIRECTORY = {"run_directory": {"_target_": "maze.cli.run_directory.RunDirectoryCallback"}}
+DEFAULTS = {
+    "job": {"chdir": True},
+    "callbacks": {"run_directory": {"_target_": "maze.cli.run_directory.RunDirectoryCallback"}},
+}
+"""Defaults of Hydra's settings in Maze."""
 
 
 @contextmanager
 def defaults_of_maze() -> Iterator[None]:
-    """Return a context in which root configurations that do not set them have the defaults of Maze.
+    """Return a context in which Hydra has the defaults of Maze, also for root configurations that do not state them.
 
-    Runs work in their output directory, which belongs to one run, and `hydra/sweeper=basic`, Hydra's default, is the
-    grid search of Maze. A root configuration cannot choose it with `override hydra/sweeper`, which would take
-    precedence over the choice of an experiment. Other applications in the same environment keep Hydra's defaults.
+    Runs work in their output directory, which belongs to one run; sweeps are grid searches. A root configuration
+    cannot choose these with `override hydra/sweeper`, which would take precedence over the choice of an experiment.
+    Other applications in the same environment keep Hydra's defaults.
     """
-    Plugins.instance()  # plugins are registered by the first search; before one is replaced
-    store = ConfigStore.instance()
-    previous = store.repo["hydra"]
-    grid = resources.files("maze.conf") / "hydra" / "sweeper" / "grid.yaml"
-    store.repo["hydra"] = {**previous, "sweeper": dict(previous["sweeper"])}
-    settings = OmegaConf.merge(previous["config.yaml"].node, {"job": {"chdir": True}, "callbacks": RUN_DIRECTORY})
+    group = ConfigStore.instance().repo["hydra"]
+    previous = group["config.yaml"]
+    settings: Any = OmegaConf.merge(previous.node, DEFAULTS)
+    settings.defaults = [{"sweeper": "grid"} if "sweeper" in each else each for each in settings.defaults]
+    ConfigStore.instance().store(group="hydra", name="config", node=settings, provider="maze")
     try:
-        store.store(group="hydra", name="config", node=settings, provider="maze")
-        store.store(group=GROUP, name=NAME, node=OmegaConf.create(grid.read_text(encoding="utf-8")), provider="maze")
         yield
     finally:
-        store.repo["hydra"] = previous
+        group["config.yaml"] = previous
 
 
 SECTION = "wrappers"

@@ -528,10 +528,10 @@ class ProcessPool(TaskPool):
         cause = worker_process.exception_of(failure)
         where = f" in {failure.place}" if failure.place else ""
         error = self._error(f"raised {failure.text.rstrip('.')}{where}", worker, trace=failure.traceback)
-        error.__cause__ = cause if isinstance(cause, Exception) else None
         if isinstance(cause, MazeError) and not failure.place:  # its message names its origin
             self.close()
             raise cause from error
+        error.__cause__ = cause if isinstance(cause, Exception) else None
         return error
 
     def _ended(self, worker: Worker) -> EnvWorkerError:
