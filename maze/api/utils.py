@@ -12,7 +12,6 @@ from typing import Any
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 from maze.console.streams import lasting_console
 from maze.core.errors import ConfigError, MazeError
@@ -48,17 +47,6 @@ def hydra_session() -> Iterator[None]:
     finally:
         GlobalHydra.instance().hydra = outer_hydra
         HydraConfig.instance().cfg = outer_config
-
-
-@contextmanager
-def hydra_config(config: DictConfig) -> Iterator[None]:
-    """Return a context in which `HydraConfig` and the resolver `hydra` show a run's configuration."""
-    previous = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = previous
 
 
 @contextmanager
