@@ -37,7 +37,6 @@ from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process
-from maze.core.utils import worker_process as messages
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.utils.process import exit_text, preload
 
@@ -315,7 +314,7 @@ class ProcessPool(TaskPool):
     :param n_slots: Number of stored arrays of each size; calls that use earlier ones must be completed.
     :param in_background: Whether workers send results in a thread and work on while they are not received.
     :param modules: Modules that the fork server imports once for all workers.
-    :param noun: Name of a worker in messages.
+    :param noun: Name of a worker in worker_process.
     :param item: Names the work of a call, from its arguments, in messages (` of episode 3`).
     :param max_restarts: Maximum number of consecutive replacements of a process.
     :param n_threads: Number of workers in a process, each in a thread; they are replaced together.
@@ -349,9 +348,9 @@ class ProcessPool(TaskPool):
         self.memory: dict[int, worker_process.SharedMemory] = {}
         """Shared memory of the stored arrays by their size."""
         self._short_calls = {
-            method: [Task(index, "", method, ()) for index in range(n_actors)] for method in messages.SHORT_CALLS
+            method: [Task(index, "", method, ()) for index in range(n_actors)] for method in worker_process.SHORT_CALLS
         }
-        self._context = process_context(start_method, [messages.__name__, *modules])
+        self._context = process_context(start_method, [worker_process.__name__, *modules])
         self._poll = select.poll()
         self._worker_of: dict[int, Worker] = {}
         of_workers = rows or [slice(0, 0)] * n_actors
@@ -372,7 +371,7 @@ class ProcessPool(TaskPool):
         alarm, their_alarm = self._context.Pipe(duplex=False) if self._timeout == math.inf else (None, None)
         inherited = [*(ours for ours, _ in ends), *(worker.channel.connection for worker in self.workers)]
         process = self._context.Process(
-            target=messages.run_worker,
+            target=worker_process.run_worker,
             args=([theirs for _, theirs in ends], their_alarm, self._in_background, inherited if is_fork else []),
             name=f"maze-worker-{min(rows)}",
         )
@@ -419,14 +418,14 @@ class ProcessPool(TaskPool):
         """
         self._check_open()
         task = Task(actor, name, method, arguments)
-        self._send(task, messages.CALL, messages.dumps((name, method, arguments, fd is not None)), fd)
+        self._send(task, worker_process.CALL, worker_process.dumps((name, method, arguments, fd is not None)), fd)
         self._under_way.add(task)
         return task
 
     def call_short(self, method: str) -> list[Any]:
         """Call `step` or `reset` of the first object of all actors in parallel and return the results."""
         self._check_open()
-        tasks, code = self._short_calls[method], messages.SHORT_CALLS[method]
+        tasks, code = self._short_calls[method], worker_process.SHORT_CALLS[method]
         for task in tasks:
             task.is_done = False
             self._send(task, code)
@@ -513,7 +512,7 @@ class ProcessPool(TaskPool):
         except worker_process.GONE:
             self._replace(worker, self._ended(worker))
             return
-        if code == messages.FAILED:
+        if code == worker_process.FAILED:
             self._replace(worker, self._raised(worker, payload))
             return
         result, duration = payload or (None, 0.0)
@@ -548,7 +547,7 @@ class ProcessPool(TaskPool):
         with suppress(*worker_process.GONE):
             while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
-                if code == messages.FAILED:
+                if code == worker_process.FAILED:
                     return self._raised(worker, payload)
         worker.process.join(1.0)
         exit_code = worker.process.exitcode
@@ -601,7 +600,9 @@ class ProcessPool(TaskPool):
             for task in each.tasks:
                 task.is_done = not task.name  # otherwise, it is prepared already
                 if task.name:
-                    self._send(task, messages.CALL, messages.dumps((task.name, task.method, task.arguments, False)))
+                    self._send(
+                        task, worker_process.CALL, worker_process.dumps((task.name, task.method, task.arguments, False))
+                    )
 
     def _beside(self, worker: Worker) -> list[Worker]:
         """Return the workers of the process of a worker."""
@@ -749,7 +750,7 @@ def _end_workers(workers: list[Worker]) -> None:
     for worker in workers:
         with suppress(*worker_process.GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)
-            worker.channel.send(messages.CLOSE)
+            worker.channel.send(worker_process.CLOSE)
     for seconds in (_CLOSE_SECONDS, 1.0):
         deadline = time.monotonic() + seconds
         for worker in workers:
