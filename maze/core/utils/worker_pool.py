@@ -594,9 +594,9 @@ class ProcessPool(TaskPool):
             new.n_starts, new.n_failures = each.n_starts + 1, each.n_failures
             for n_bytes, memory in self.memory.items():
                 self.submit(index, "", "receive", n_bytes, self._n_slots, fd=memory.fd)
-            for name, (maker, fd) in self._makers.items():
+            for name, (maker, maker_fd) in self._makers.items():
                 make = worker_process.pickled(maker(index, new.n_starts), "env: it")
-                self.submit(index, "", "host", name, make, fd=fd)
+                self.submit(index, "", "host", name, make, fd=maker_fd)
             for task in each.tasks:
                 task.is_done = not task.name  # otherwise, it is prepared already
                 if task.name:
