@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=32)
     parser.add_argument("--fragment", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=0, help="environments in a process; 0: one process for each core")
+    parser.add_argument("--threads", type=int, default=0, help="environments in a process; 0: a process for each core")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="only contenders with this text in their names")
     options = parser.parse_args()
