@@ -154,6 +154,14 @@ class RolloutColumns:
         by_key = {key: columns.observations for key, columns in self.substeps.items()}
         return {key: {name: array[-1] for name, array in arrays.items()} for key, arrays in by_key.items()}
 
+    def next_observations(self) -> Iterator[FinalObservationEntry]:
+        """Yield the observation of the next actor of each environment after the last tick."""
+        for env, actor in enumerate(self.last_actor_ids):
+            observations = self.substeps[actor.step_key].observations
+            yield FinalObservationEntry(
+                self.n_ticks, env, actor, {key: array[-1, env] for key, array in observations.items()}
+            )
+
     @property
     def capacity(self) -> int:
         """Capacity in ticks."""

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maze.core.agent.returns import gae
+from maze.core.agent.returns import ReturnFunction, Returns, Trajectories, gae
 from maze.core.agent.torch_state_critic import TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.stats_utils import tail_values
 from maze.train.trainers.common.actor_critic.constraints import CostCritic
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, RolloutBatch, Trajectories
+from maze.train.trainers.common.actor_critic.valuation import RolloutBatch
 from maze.train.trainers.common.config_classes import Risk
 from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
 
