@@ -99,7 +99,7 @@ class TorchActorCritic(TorchModel):
         The arguments are those of :meth:`compute_actor_critic_output`, with the records or rows of the sub-steps
         instead of a record.
         """
-        critic = self._state_critic()
+        critic = self.state_critic
         policy_output = self.policy.evaluate(substeps, temperature, None if runs is None else runs.policy)
         self._shares_embeddings = any(output.embedding_logits for output in policy_output.substep_outputs)
         critic_input = StateCriticInput.of_substeps(policy_output, substeps, () if runs is None else runs.critic)
@@ -120,7 +120,7 @@ class TorchActorCritic(TorchModel):
         :param runs: Of a recurrent model, where its hidden states come from.
         :return: `[batch]`.
         """
-        critic = self._state_critic()
+        critic = self.state_critic
         of_policy, of_critic = (None, None) if runs is None else (runs.policy[0], runs.critic[0])
         with torch.no_grad():
             tensors = as_float_tensors(observation, self._device)
@@ -131,7 +131,12 @@ class TorchActorCritic(TorchModel):
                 tensors = {**tensors, **(embeddings or {})}
             return critic.bootstrap_values(tensors, actor_id, known_substeps, position, of_critic)
 
-    def _state_critic(self) -> TorchStateCritic:
+    @property
+    def state_critic(self) -> TorchStateCritic:
+        """The critic, if it is one of states.
+
+        :raises ConfigError: It is a state-action critic.
+        """
         if isinstance(self.critic, TorchStateActionCritic):
             raise ConfigError(
                 "model.critic: state values were requested, but this is a state-action critic. Choose a state critic, "

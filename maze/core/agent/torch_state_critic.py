@@ -6,7 +6,7 @@ Values have the shape of the batch; networks may return them as `[...]` or `[...
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -42,6 +42,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     state_group = "critics"
     networks: dict[Any, nn.Module]
+    predicts_substeps: ClassVar[bool] = False
+    """Whether each output predicts the rewards of its own sub-step; otherwise all predict those of the whole step."""
     n_quantiles: int = 0
     """Number of quantiles of each value, which are its last dimension; 0: values are scalars."""
 
@@ -117,15 +119,11 @@ class TorchStateCritic(NetworksModel, StateCritic):
             The last step, whose successor is not known, bootstraps from its own value.
         :return: Targets for each sub-step.
         """
-        streams = self._predicted_rewards(rewards)
+        streams = rewards if self.predicts_substeps else [sum(rewards[1:], rewards[0])]
         targets = [
             self.compute_return(gamma, gae_lambda, reward, values[index], dones) for index, reward in enumerate(streams)
         ]
         return targets * (len(rewards) // len(streams))
-
-    def _predicted_rewards(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return rewards whose return is predicted: those of each sub-step, or their sum."""
-        return rewards
 
     def compute_return(
         self,
@@ -171,15 +169,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         return self._one_value(outputs, "value", batch_shape, key)
 
 
-class _JointReturnCritic(TorchStateCritic):
-    """A critic whose sub-steps share one return: that of the environment step, seen from its first sub-step."""
-
-    @override(TorchStateCritic)
-    def _predicted_rewards(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [sum(rewards[1:], rewards[0])]
-
-
-class TorchSharedStateCritic(_JointReturnCritic):
+class TorchSharedStateCritic(TorchStateCritic):
     """One value for an environment step, shared by all of its sub-steps and agents.
 
     The network sees the observations of all sub-steps of the step in one dictionary. Without `stack_observations` it
@@ -243,6 +233,8 @@ class TorchSharedStateCritic(_JointReturnCritic):
 class TorchStepStateCritic(TorchStateCritic):
     """A value for each sub-step, each by a network of its own."""
 
+    predicts_substeps = True
+
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         output = StateCriticOutput()
@@ -252,7 +244,7 @@ class TorchStepStateCritic(TorchStateCritic):
         return output
 
 
-class TorchDeltaStateCritic(_JointReturnCritic):
+class TorchDeltaStateCritic(TorchStateCritic):
     """The first sub-step's value, and for each later sub-step the difference from it.
 
     The difference's error does not reach the first sub-step's network.

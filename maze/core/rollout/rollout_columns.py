@@ -151,8 +151,8 @@ class RolloutColumns:
     @property
     def last_observations(self) -> dict[StepKeyType, Row]:
         """Observations of the next actors after the last tick: rows `[n_envs, ...]` by sub-step key."""
-        by_key = {key: columns.observations for key, columns in self.substeps.items()}
-        return {key: {name: array[-1] for name, array in arrays.items()} for key, arrays in by_key.items()}
+        substeps = self.substeps.items()
+        return {key: {name: array[-1] for name, array in part.observations.items()} for key, part in substeps}
 
     def next_observations(self) -> Iterator[FinalObservationEntry]:
         """Yield the observation of the next actor of each environment after the last tick."""

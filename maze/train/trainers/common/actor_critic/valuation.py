@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_values_from
-from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStepStateCritic
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import (
@@ -289,7 +289,8 @@ def _evaluated(
         else:
             outputs, sequences = sequenced.evaluate(substeps, index)
     with torch.no_grad():
-        log_probs = outputs[0].joint_log_probs_for_actions([substep.action for substep in substeps])
+        pairs = zip(outputs[0].substep_outputs, substeps, strict=True)
+        log_probs = [output.prob_dist.joint_log_prob(substep.action) for output, substep in pairs]
         batch = PolicyBatch(substeps, outputs[1].detached_values, log_probs, index=index, sequences=sequences)
         if substeps[0].logits is not None:
             behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
@@ -318,8 +319,8 @@ def _trajectories(
     values = _time_major(places, [batch.old_values for batch in batches], shape)
     log_rhos = _time_major(places, [batch.log_rhos for batch in batches], shape)
     ends = _values_at_ends(model, columns, sequenced, substeps if n_substeps > 1 else ())
-    is_by_actor = isinstance(model.critic, TorchStepStateCritic)
-    if is_by_actor and columns.actor_rewards is not None and not is_dense:
+    is_by_substep = model.state_critic.predicts_substeps
+    if is_by_substep and columns.actor_rewards is not None and not is_dense:
         of_actions = log_rhos[0] if log_rhos else None
         return trajectories_of_actors(columns, values[0], of_actions, ends, places, gamma, are_joint)
     last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(n_envs)])
@@ -330,7 +331,7 @@ def _trajectories(
         return torch.from_numpy(array.reshape(shape[0], n_substeps, n_envs)).to(device)
 
     rewards = list(of_steps(columns.rewards).unbind(1))
-    has_own_rewards = is_by_actor and n_substeps > 1
+    has_own_rewards = is_by_substep and n_substeps > 1
     if has_own_rewards and columns.actor_rewards is not None and not are_joint:
         rewards = list(of_steps(columns.actor_rewards).unbind(1))
         for index, value in enumerate(values[1:], 1):  # after an end that its actor did not observe: its latest value
