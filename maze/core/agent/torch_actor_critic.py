@@ -9,7 +9,7 @@ import torch
 
 from maze.core.agent.networks import check_network_weights
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
-from maze.core.agent.torch_model import TorchModel, as_float_tensors
+from maze.core.agent.torch_model import TorchModel
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
@@ -123,13 +123,13 @@ class TorchActorCritic(TorchModel):
         critic = self.state_critic
         of_policy, of_critic = (None, None) if runs is None else (runs.policy[0], runs.critic[0])
         with torch.no_grad():
-            tensors = as_float_tensors(observation, self._device)
             if self._shares_embeddings is not False:
-                output = self.policy.compute_substep_policy_output(tensors, actor_id, run=of_policy)
-                embeddings = output.embedding_logits
+                embeddings = self.policy.compute_substep_policy_output(
+                    observation, actor_id, run=of_policy
+                ).embedding_logits
                 self._shares_embeddings = bool(self._shares_embeddings) or embeddings is not None
-                tensors = {**tensors, **(embeddings or {})}
-            return critic.bootstrap_values(tensors, actor_id, known_substeps, position, of_critic)
+                observation = {**observation, **(embeddings or {})}
+            return critic.bootstrap_values(observation, actor_id, known_substeps, position, of_critic)
 
     @property
     def state_critic(self) -> TorchStateCritic:
