@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -300,10 +301,9 @@ class RolloutColumns:
     def arrays(self) -> dict[str, Any]:
         """Return copies of all arrays, nested by sub-step key: a form that files hold without pickled objects."""
         flags = ("rewards", "terminated", "truncated", "step_complete")
-        return {
-            "substeps": {key: columns.arrays() for key, columns in self.substeps.items()},
-            **{name: getattr(self, name).copy() for name in flags},
-        }
+        rows = ("observations", "actions", "agent_ids", "ticks")
+        substeps = {key: {name: getattr(part, name) for name in rows} for key, part in self.substeps.items()}
+        return copy.deepcopy({"substeps": substeps, **{name: getattr(self, name) for name in flags}})
 
     def check_finite(self, seeding_at: Callable[[int, int], Seeding | None]) -> None:
         """Refuse numbers that are NaN or infinite.
@@ -497,12 +497,6 @@ class SubstepColumns:
         self.logits = {key: array[:n_rows] for key, array in self._all["logits"].items()} or None
         self.agent_ids, self.ticks, valid = (array[:n_rows] for array in self._rows.values())
         self.valid = None if is_dense else valid
-
-    def arrays(self) -> dict[str, Any]:
-        """Return copies of all arrays."""
-        rows = {"observations": self.observations, "actions": self.actions}
-        copies = {name: {key: array.copy() for key, array in arrays.items()} for name, arrays in rows.items()}
-        return {**copies, "agent_ids": self.agent_ids.copy(), "ticks": self.ticks.copy()}
 
     def entries(self) -> tuple[np.ndarray, np.ndarray]:
         """Return row and environment index of all valid entries in time order: `arrays[key][rows, env_indices]`."""
