@@ -367,8 +367,7 @@ def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
 
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     """
-    known: np.ndarray = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
-    return known
+    return np.asarray(np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1])
 
 
 def _non_finite_places(array: np.ndarray | None) -> list[list[int]]:

@@ -207,8 +207,7 @@ class RolloutGenerator:
 
     def _has_begun(self) -> np.ndarray:
         """Return which environments have begun an episode with the latest step, bool `[n_envs]`."""
-        has_begun: np.ndarray = self.env.terminated | self.env.truncated
-        return has_begun
+        return np.asarray(self.env.terminated | self.env.truncated)
 
     def _collect_flat(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
         """Collect where the same actor always acts: one row per tick."""
