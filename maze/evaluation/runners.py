@@ -158,14 +158,18 @@ class ComparisonRunner(EvaluationRunner):
 
     def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
         """Compare the policies."""
-        comparison = Comparison(played, self.minimize, [RETURN, *self.maximize])
-        for key, names in (("minimize", comparison.minimized), ("maximize", comparison.maximized)):
-            if unknown := [name for name in names if name not in comparison.measures]:
+        return Comparison(played, self.minimize, [RETURN, *self.maximize])
+
+    def _require_goals(self, known: Sequence[str]) -> None:
+        """Raise a `ConfigError` if an episode lacks a measure that has a goal.
+
+        :param known: The measures of the episode.
+        """
+        for key, names in (("minimize", self.minimize), ("maximize", self.maximize)):
+            if unknown := [name for name in names if name not in known]:
                 raise ConfigError(
-                    f"runner.{key}: the episodes have no {', '.join(unknown)}; there are "
-                    f"{', '.join(comparison.measures)}."
+                    f"runner.{key}: the episodes have no {', '.join(unknown)}; there are {', '.join(known)}."
                 )
-        return comparison
 
     def _text(self, comparison: Comparison) -> str:
         """Return the text for the console."""
@@ -191,12 +195,20 @@ class ComparisonRunner(EvaluationRunner):
         return page
 
     def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
-        episodes, shown = [], name
+        episodes: list[list[dict[str, float]]] = []
+        shown = name
+
+        def episode_done() -> None:
+            # A misspelt measure ends the command after its first episode, not after hours.
+            self._require_goals(Comparison([PlayedEpisodes.of(shown, [episodes[-1][-1:]])]).measures)
+            progress.update()
+
         for run in runs:
             env, policy = self.built(run)
             shown = marked(name, policy)
             self._rewards[shown] = reward_wrappers(env)
-            episodes.append(played_measures(env, policy, self._seeds, self.deterministic, progress.update))
+            episodes.append([])
+            played_measures(env, policy, self._seeds, self.deterministic, episode_done, episodes[-1])
         return PlayedEpisodes.of(shown, episodes)
 
 
