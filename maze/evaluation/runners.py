@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -92,6 +93,12 @@ class EvaluationRunner(Runner):
         return RolloutRunner.init_env_and_agent(
             self._cfg.env, wrappers, self.max_episode_steps, entry["policy"], input_dir
         )
+
+    def policy_of(self, entry: Mapping[str, Any], stack: ExitStack, wrappers: Any = None) -> Policy:
+        """Build the policy of an entry as :meth:`built` does; `stack` closes its environment."""
+        env, policy = self.built(entry, wrappers)
+        stack.callback(env.close)
+        return policy
 
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
         """Return the seeds of environment and agent of each episode; with an instance set, in its order."""
@@ -252,23 +259,23 @@ class InspectionRunner(EvaluationRunner):
         entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
         name, acting = next(iter(entries.items()))
         wrappers = self.wrappers_of(acting)
-        env: Any
-        env, policy = self.built(acting, wrappers)
-        others = {other: self.built(entry, wrappers)[1] for other, entry in list(entries.items())[1:]}
-        env_seed, agent_seed = self._chosen_seeds(acting)
         gamma = float(self.gamma if self.gamma is not None else acting.get("gamma") or 0.99)
         input_dir = acting.get("input_dir")
-        critic = trained_actor_critic(acting["policy"], policy, input_dir) if input_dir else None
-        try:
-            env = with_frames(env)
-            env.seed(env_seed)
-            for agent in (policy, *others.values()):
-                agent.seed(agent_seed)
-            episode = inspected_episode(env, policy, others, critic, gamma, self.deterministic)
-        except USER_CODE_ERRORS as error:
-            fail(error, Place.of(env, f"environment in the episode seeded with {env_seed}"), "reset or step")
-        finally:
-            env.close()
+        with ExitStack() as stack:
+            env: Any
+            env, policy = self.built(acting, wrappers)
+            stack.callback(env.close)
+            others = {other: self.policy_of(entry, stack, wrappers) for other, entry in list(entries.items())[1:]}
+            env_seed, agent_seed = self._chosen_seeds(acting)
+            critic = trained_actor_critic(acting["policy"], policy, input_dir) if input_dir else None
+            try:
+                env = with_frames(env)
+                env.seed(env_seed)
+                for agent in (policy, *others.values()):
+                    agent.seed(agent_seed)
+                episode = inspected_episode(env, policy, others, critic, gamma, self.deterministic)
+            except USER_CODE_ERRORS as error:
+                fail(error, Place.of(env, f"environment in the episode seeded with {env_seed}"), "reset or step")
         page = write_trajectory_page(
             episode.record,
             EPISODE_FILE,
@@ -393,16 +400,17 @@ class ReplayRunner(EvaluationRunner):
             )
         (episode,) = episodes
         policy = self._change.get("policy")
-        compared = what_if(
-            with_frames(env),
-            episode,
-            self._change["step"],
-            self._change.get("action"),
-            None if policy is None else self.built(runs_of(policy)[0])[1],
-            self._change.get("substep") or 0,
-            self._agent_seed(episode),
-            self.deterministic,
-        )
+        with ExitStack() as stack:
+            compared = what_if(
+                with_frames(env),
+                episode,
+                self._change["step"],
+                self._change.get("action"),
+                None if policy is None else self.policy_of(runs_of(policy)[0], stack),
+                self._change.get("substep") or 0,
+                self._agent_seed(episode),
+                self.deterministic,
+            )
         print(compared.text(), flush=True)
         title = f"What if? Episode {episode.id}, step {compared.step}"
         page = compared.write_page(WHAT_IF_FILE, title, self.every_k_states)
