@@ -233,7 +233,7 @@ def test_a_measure_that_is_missing_ends_the_command_after_the_first_episode(
     random = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
     command = runner({"a": random, "b": random}, n_episodes, minimize="wast", max_episode_steps=2)
     command.setup(OmegaConf.create({"env": {"_target_": GYM, "env": "CartPole-v1"}}))
-    with pytest.raises(ConfigError, match="wast.* return, steps"):
+    with pytest.raises(ConfigError, match=r"wast.* return, steps"):
         command.run()
     assert len(seeds) <= 2
 

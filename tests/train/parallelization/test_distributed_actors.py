@@ -287,7 +287,9 @@ def test_no_batch_is_older_than_the_factor_allows():
 def test_batches_note_that_environments_begin_anew():
     make_env = ENVS["flat"]
     actors, other = (
-        SequentialDistributedActors(make_env, make_policy(make_env), 4, n_actors=2, batch_size=2, actor_env_seeds=[0, 1])
+        SequentialDistributedActors(
+            make_env, make_policy(make_env), 4, n_actors=2, batch_size=2, actor_env_seeds=[0, 1]
+        )
         for _ in range(2)
     )
     assert [actors.collect_batch().columns.renewed for _ in range(2)] == [[0, 1], []]

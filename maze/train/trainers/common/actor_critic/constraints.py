@@ -201,8 +201,8 @@ class LearnedConstraint(CostCritic):
         self.sources = [statistic_source(name) for name in (constraint.name, constraint.per) if name is not None]
         if len({source.is_rate for source in self.sources}) > 1:
             raise ConfigError(
-                f"algorithm.constraints: expected two averages over steps or two totals of episodes, whose ratio is the "
-                f"same in training and evaluation; found {constraint.text!r}, an average and a total."
+                "algorithm.constraints: expected two averages over steps or two totals of episodes, whose ratio is the "
+                f"same in training and evaluation; found an average and a total in {constraint.text!r}."
             )
         self.sign = 1.0 if constraint.sign in ("<=", "<") else -1.0
         self.value = float("nan")
