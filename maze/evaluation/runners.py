@@ -82,7 +82,7 @@ class EvaluationRunner(Runner):
         self._cfg = cfg
         self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
 
-    def built(self, entry: Mapping[str, Any], wrappers: Any = None) -> tuple[Any, Any]:
+    def built(self, entry: Mapping[str, Any], wrappers: Any = None) -> tuple[Any, Policy]:
         """Build the environment and the policy of an entry of :func:`runs_of`.
 
         :param entry: The entry.

@@ -450,7 +450,7 @@ def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np
         values = allowed_values(part, observation[masks[head]] if head in masks else None)
         if len(values) > 1 and np.prod([len(each) for each in values], dtype=float) > 2**12:
             return None
-        found[head] = np.array(list(itertools.product(*values)), part.dtype).reshape(-1, *part.shape)
+        found[head] = np.array(list(itertools.product(*values)), part.dtype).reshape(-1, *(part.shape or ()))
     return found
 
 
