@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -202,6 +203,17 @@ def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) ->
         yield
     finally:
         sys.path.remove(str(project))
+
+
+@contextmanager
+def hydra_config(config: DictConfig) -> Iterator[None]:
+    """Return a context in which `HydraConfig` and the resolver `hydra` show a run's configuration."""
+    previous = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = previous
 
 
 GROUP, NAME = "hydra/sweeper", "basic"

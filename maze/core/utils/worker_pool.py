@@ -37,7 +37,6 @@ from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process
-from maze.core.utils import worker_process as messages
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.utils.process import exit_text, preload
 
@@ -346,9 +345,9 @@ class ProcessPool(TaskPool):
         self.memory: dict[int, worker_process.SharedMemory] = {}
         """Shared memory of the stored arrays by their size."""
         self._short_calls = {
-            method: [Task(index, "", method, ()) for index in range(n_actors)] for method in messages.SHORT_CALLS
+            method: [Task(index, "", method, ()) for index in range(n_actors)] for method in worker_process.SHORT_CALLS
         }
-        self._context = process_context(start_method, [messages.__name__, *modules])
+        self._context = process_context(start_method, [worker_process.__name__, *modules])
         self._poll = select.poll()
         self._worker_of: dict[int, Worker] = {}
         try:
@@ -364,7 +363,7 @@ class ProcessPool(TaskPool):
         alarm, their_alarm = self._context.Pipe(duplex=False) if self._timeout == math.inf else (None, None)
         inherited = [ours, *(worker.channel.connection for worker in self.workers)] if is_fork else []
         process = self._context.Process(
-            target=messages.run_worker,
+            target=worker_process.run_worker,
             args=(theirs, their_alarm, self._in_background, inherited),
             name=f"maze-worker-{index}",
         )
@@ -410,14 +409,14 @@ class ProcessPool(TaskPool):
         """
         self._check_open()
         task = Task(actor, name, method, arguments)
-        self._send(task, messages.CALL, messages.dumps((name, method, arguments, fd is not None)), fd)
+        self._send(task, worker_process.CALL, worker_process.dumps((name, method, arguments, fd is not None)), fd)
         self._under_way.add(task)
         return task
 
     def call_short(self, method: str) -> list[Any]:
         """Call `step` or `reset` of the first object of all actors in parallel and return the results."""
         self._check_open()
-        tasks, code = self._short_calls[method], messages.SHORT_CALLS[method]
+        tasks, code = self._short_calls[method], worker_process.SHORT_CALLS[method]
         for task in tasks:
             task.is_done = False
             self._send(task, code)
@@ -504,7 +503,7 @@ class ProcessPool(TaskPool):
         except worker_process.GONE:
             self._replace(worker, self._ended(worker))
             return
-        if code == messages.FAILED:
+        if code == worker_process.FAILED:
             self._replace(worker, self._raised(worker, payload))
             return
         result, duration = payload or (None, 0.0)
@@ -539,7 +538,7 @@ class ProcessPool(TaskPool):
         with suppress(*worker_process.GONE):
             while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
-                if code == messages.FAILED:
+                if code == worker_process.FAILED:
                     return self._raised(worker, payload)
         worker.process.join(1.0)
         exit_code = worker.process.exitcode
@@ -589,7 +588,9 @@ class ProcessPool(TaskPool):
         for task in worker.tasks:
             task.is_done = not task.name  # otherwise, it is prepared already
             if task.name and self.workers[index] is new:  # otherwise, the new one is replaced, too
-                self._send(task, messages.CALL, messages.dumps((task.name, task.method, task.arguments, False)))
+                self._send(
+                    task, worker_process.CALL, worker_process.dumps((task.name, task.method, task.arguments, False))
+                )
 
     def _error(self, what: str, worker: Worker, advice: str = "", trace: str = "") -> EnvWorkerError:
         """Return the error that names a failed worker.
@@ -732,7 +733,7 @@ def _end_workers(workers: list[Worker]) -> None:
     for worker in workers:
         with suppress(*worker_process.GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)
-            worker.channel.send(messages.CLOSE)
+            worker.channel.send(worker_process.CLOSE)
     for seconds in (_CLOSE_SECONDS, 1.0):
         deadline = time.monotonic() + seconds
         for worker in workers:
