@@ -43,7 +43,8 @@ class TorchActorCritic(TorchModel):
         self.policy = policy
         self.critic = critic
         self.is_recurrent = policy.is_recurrent or critic.is_recurrent
-        self._shares_embeddings: bool | None = None
+        # By key of the policy's network.
+        self._shares_embeddings: dict[Any, bool] = {}
         for part in (policy, critic):
             if part.device != self._device:
                 part.to(self._device)
@@ -101,7 +102,8 @@ class TorchActorCritic(TorchModel):
         """
         critic = self.state_critic
         policy_output = self.policy.evaluate(substeps, temperature, None if runs is None else runs.policy)
-        self._shares_embeddings = any(output.embedding_logits for output in policy_output.substep_outputs)
+        for output in policy_output.substep_outputs:
+            self._shares_embeddings[self.policy.network_key(output.actor_id)] = bool(output.embedding_logits)
         critic_input = StateCriticInput.of_substeps(policy_output, substeps, () if runs is None else runs.critic)
         return policy_output, critic.predict_values(critic_input)
 
@@ -123,12 +125,9 @@ class TorchActorCritic(TorchModel):
         critic = self.state_critic
         of_policy, of_critic = (None, None) if runs is None else (runs.policy[0], runs.critic[0])
         with torch.no_grad():
-            if self._shares_embeddings is not False:
-                embeddings = self.policy.compute_substep_policy_output(
-                    observation, actor_id, run=of_policy
-                ).embedding_logits
-                self._shares_embeddings = bool(self._shares_embeddings) or embeddings is not None
-                observation = {**observation, **(embeddings or {})}
+            if self._shares_embeddings.get(self.policy.network_key(actor_id), True):
+                output = self.policy.compute_substep_policy_output(observation, actor_id, run=of_policy)
+                observation = {**observation, **(output.embedding_logits or {})}
             return critic.bootstrap_values(observation, actor_id, known_substeps, position, of_critic)
 
     @property
