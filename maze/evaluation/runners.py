@@ -59,8 +59,8 @@ EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
 _RUNS = "trainings"
 # Rank of the chosen episode, the lowest return first, as a share of the last rank.
 _CHOICES = {"best": 1.0, "worst": 0.0, "median": 0.5}
-# Policy of a replay, which only needs the environment.
-_PLACEHOLDER = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+ANY_POLICY = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+"""Policy of an evaluation that only needs the environment."""
 
 
 @dataclass(kw_only=True)
@@ -343,7 +343,7 @@ class ReplayRunner(EvaluationRunner):
     def run(self, **kwargs: Any) -> None:
         env: Any = None
         if self._cfg.get("env"):
-            env, _ = self.built({"policy": _PLACEHOLDER, "input_dir": self.input_dir})
+            env, _ = self.built({"policy": ANY_POLICY, "input_dir": self.input_dir})
         try:
             episodes = self._episodes(env)
             if self.reward_aggregator is not None or self.kpi_calculator is not None:
