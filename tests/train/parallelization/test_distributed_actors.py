@@ -306,6 +306,21 @@ def test_no_batch_is_older_than_the_factor_allows():
     actors.stop()
 
 
+def test_batches_note_that_environments_begin_anew():
+    make_env = ENVS["flat"]
+    actors, other = (
+        SequentialDistributedActors(
+            make_env, make_policy(make_env), 4, n_actors=2, batch_size=2, actor_env_seeds=[0, 1]
+        )
+        for _ in range(2)
+    )
+    assert [actors.collect_batch().columns.renewed for _ in range(2)] == [[0, 1], []]
+    other.load_state_dict(actors.state_dict())
+    assert other.collect_batch().columns.renewed == [], "its environments are where the others were"
+    actors.stop()
+    assert [actors.collect_batch().columns.renewed for _ in range(2)] == [[0, 1], []]
+
+
 @pytest.mark.long
 def test_actors_started_again_play_other_episodes():
     for actors in (

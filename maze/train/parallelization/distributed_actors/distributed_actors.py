@@ -116,6 +116,8 @@ class DistributedActors(EpisodeCollector, ABC):
         super().__init__()
         self._plan = RolloutPlan(n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
         self._batch: RolloutColumns | None = None
+        # Whether environments have begun new episodes since the previous batch other than by ending one.
+        self._begins_anew = False
 
     @abstractmethod
     def start(self) -> None:
@@ -183,6 +185,8 @@ class DistributedActors(EpisodeCollector, ABC):
         if self._batch is None:
             self._batch = spaces.columns(self.n_envs, self.n_rollout_steps, self.policy)
         join_rollouts(rollouts, self._batch)
+        if self._begins_anew:
+            self._batch.renewed, self._begins_anew = list(range(self.n_envs)), False
         return self._batch
 
 
@@ -242,7 +246,7 @@ class ActorsAhead(DistributedActors):
         self._seeds: list[int] = []
         self._groups = groups = self._make_groups()
         groups.learned = self._learned
-        self._may_join = groups.pool.n_first == self.n_actors
+        self._may_join, self._begins_anew = groups.pool.n_first == self.n_actors, True
         env_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
         try:
             slices = env_slices(len(env_seeds), self.n_actors)
