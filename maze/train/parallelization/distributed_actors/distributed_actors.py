@@ -364,7 +364,7 @@ class RolloutTickets:
         self.n_actors = 0
         self.version = 0
         """Number of updates so far."""
-        self._n_tickets = queue_size
+        self._queue_size = queue_size
         # Versions of the rollouts of each actor that are unfinished or in the queue, and number of the unfinished ones.
         self._issued: list[deque[int]] = []
         self._n_unfinished: list[int] = []
@@ -375,8 +375,7 @@ class RolloutTickets:
     def add_actor(self) -> None:
         """Add an actor and a ticket; the size of the queue does not change."""
         self.n_actors += 1
-        self._n_tickets += 1
-        self.max_age = math.ceil(self._n_tickets / self.batch_size)
+        self.max_age = math.ceil((self._queue_size + self.n_actors) / self.batch_size)
         """Maximum age of a rollout when it is taken."""
         self._issued.append(deque())
         self._n_unfinished.append(0)
@@ -388,7 +387,7 @@ class RolloutTickets:
         that waits for its actor ages.
         """
         actors: list[int] = []
-        for _ in range(self._n_tickets - sum(map(len, self._issued))):
+        for _ in range(self._queue_size + self.n_actors - sum(map(len, self._issued))):
             actor = min(range(self.n_actors), key=self._n_unfinished.__getitem__)
             if self._n_unfinished[actor] > self.batch_size // self.n_actors:
                 break
