@@ -12,16 +12,18 @@ from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
-from maze.core.env.action_masks import CANDIDATES_SUFFIX, masked_heads
+from maze.core.env.action_masks import CANDIDATES_SUFFIX, drawn_value, masks_of_heads
 from maze.core.env.structured_env import ActorID, StepKeyType
 
 
 class RandomPolicy(Policy):
     """Draw all actions uniformly from the action spaces (unbounded ones: as gymnasium does).
 
-    `Discrete` heads with an action mask among the observations are sampled from the actions that it allows (positive).
-    The mask of a head is the observation whose name ends with `mask` and that has as many entries as the head has
-    choices, where there is only one such head. A mask that allows nothing is taken for none.
+    Heads with an action mask among the observations are sampled from the actions that it allows (positive). The mask of
+    a `Discrete` head is the observation whose name ends with `mask` and that has as many entries as the head has
+    choices, where there is only one such head; that of others is `<head>_mask`, or `action_mask` of a single head, with
+    an entry for each value of each choice (`MultiDiscrete`) or each bit (`MultiBinary`). A mask that allows nothing is
+    taken for none.
 
     :param action_spaces_dict: Action spaces by step key. They are neither seeded nor sampled themselves.
     :param masks: Action heads by the observations that are their masks, where names and sizes are ambiguous.
@@ -55,14 +57,12 @@ class RandomPolicy(Policy):
         # heads with masked choices are sampled again; masks do not change the samples of other heads
         step_key = next(iter(self._samplers)) if actor_id is None else actor_id[0]
         if step_key not in self._masked_heads:
-            space, shapes = self.action_spaces_dict[step_key], {key: np.shape(of) for key, of in observation.items()}
-            found = masked_heads(shapes, space, self.masks)[0] if isinstance(space, spaces.Dict) else {}
+            space = self.action_spaces_dict[step_key]
+            found = masks_of_heads(observation, space, self.masks) if isinstance(space, spaces.Dict) else {}
             self._masked_heads[step_key] = found
-        for mask, head in self._masked_heads[step_key].items():
-            allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
-            if len(allowed):
-                start = int(self.action_spaces_dict[step_key][head].start)  # type: ignore[index]  # a Dict
-                action[head] = np.int64(start + allowed[self._rng.integers(len(allowed))])
+        for head, mask in self._masked_heads[step_key].items():
+            space = self.action_spaces_dict[step_key][head]  # type: ignore[index]  # a Dict
+            action[head] = drawn_value(space, observation[mask], self._rng.integers)
         return action
 
     @override(Policy)

@@ -26,7 +26,7 @@ class SubprocDistributedActors(ActorsAhead):
     :param env_factory: Makes one environment, in the worker.
     :param policy: The policy.
     :param n_rollout_steps: Number of environment steps of a rollout.
-    :param n_actors: Number of worker processes.
+    :param n_actors: Number of actors, each in a worker process by default.
     :param batch_size: Number of rollouts in a batch.
     :param queue_out_of_sync_factor: Maximum number of finished rollouts in the queue, in units of `batch_size`.
     :param start_method: `forkserver`, `spawn` or `fork`.
@@ -35,6 +35,7 @@ class SubprocDistributedActors(ActorsAhead):
     :param envs_per_actor: Number of environments that each actor steps together.
     :param timeout: See :class:`~maze.core.utils.worker_pool.ProcessPool`.
     :param max_restarts: Maximum number of consecutive replacements of a process.
+    :param n_threads: Number of actors in a process, each in a thread.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SubprocDistributedActors(ActorsAhead):
         envs_per_actor: int = 1,
         timeout: float | None = None,
         max_restarts: int = 0,
+        n_threads: int = 1,
     ) -> None:
         super().__init__(
             env_factory,
@@ -69,6 +71,7 @@ class SubprocDistributedActors(ActorsAhead):
         if start_method == "forkserver":
             forkserver.ensure_running()  # it imports torch while the learner sets up everything else
         self._start_method, self._timeout, self._max_restarts = start_method, timeout, max_restarts
+        self._n_threads = n_threads
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
@@ -89,6 +92,7 @@ class SubprocDistributedActors(ActorsAhead):
             in_background=True,
             modules=[EnvGroups.__module__],
             max_restarts=self._max_restarts,
+            n_threads=self._n_threads,
         )
         return EnvGroups(pool, "rollouts", in_sequence, "Actor")
 

@@ -186,7 +186,7 @@ class LearnedConstraint(CostCritic):
     :param text: The constraint, such as `late_share <= 0.05`.
     :param config: Hyperparameters.
     :param model: The model that is trained; the critic begins as a copy of its critic.
-    :raises ConfigError: The constraint cannot be read or is an equation.
+    :raises ConfigError: The constraint cannot be read, is an equation, or divides an average and a total.
     """
 
     saved = ("_carried", "_pid", "value", "_n_at_limit")
@@ -198,6 +198,11 @@ class LearnedConstraint(CostCritic):
             raise ConfigError(f"algorithm.constraints: expected `<=` or `>=`, found {constraint.text!r}.")
         self.name = constraint.name if constraint.per is None else f"{constraint.name}_per_{constraint.per}"
         self.sources = [statistic_source(name) for name in (constraint.name, constraint.per) if name is not None]
+        if len({source.is_rate for source in self.sources}) > 1:
+            raise ConfigError(
+                "algorithm.constraints: expected two averages over steps or two totals of episodes, whose ratio is the "
+                f"same in training and evaluation; found an average and a total in {constraint.text!r}."
+            )
         self.sign = 1.0 if constraint.sign in ("<=", "<") else -1.0
         self.value = float("nan")
         """Latest value of the statistic in rollouts."""
