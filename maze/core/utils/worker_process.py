@@ -261,11 +261,10 @@ def run_worker(
         signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
     for other in inherited:
         other.close()
-    first, *others = (partial(_work, Channel(connection), in_background) for connection in connections)
     threading.Thread(target=_leave_with_parent, args=(connections[0].fileno(),), daemon=True).start()
-    for work in others:
-        threading.Thread(target=work).start()
-    first()
+    for connection in connections[1:]:
+        threading.Thread(target=_work, args=(Channel(connection), in_background)).start()
+    _work(Channel(connections[0]), in_background)
 
 
 def _work(channel: Channel, in_background: bool) -> None:

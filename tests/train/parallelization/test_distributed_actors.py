@@ -84,7 +84,6 @@ def test_no_rollout_is_too_old_and_the_learner_never_waits_without_actors(data):
                 waiting.append(quick)
             waiting.remove(actor)
             assert tickets.version - tickets.take(actor) <= tickets.max_age
-        tickets.batch_done()
         tickets.updated()
         if data.draw(st.integers(0, 5)) == 0:  # a machine joins
             tickets.add_actor()
@@ -101,7 +100,6 @@ def test_rollouts_are_consumed_in_order_of_arrival_within_the_allowed_age():
         assert tickets.next_of([0]) == 0
         taken.append(tickets.take(0))
         assert tickets.issue() == [0]
-        tickets.batch_done()
         tickets.updated()
     assert taken == [0, 0]
     assert tickets.next_of([0]) is None  # the two others must come in the two updates that they have left

@@ -238,10 +238,10 @@ class ActorsAhead(DistributedActors):
             return
         self._n_starts += 1
         self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
-        # Rollouts in progress, with the versions of their policies.
-        self._tasks: dict[Task, int] = {}
-        # Queue of finished rollouts: actor, rollout, version of its policy.
-        self._arrived: list[tuple[int, RolloutColumns, int]] = []
+        # Rollouts in progress.
+        self._tasks: list[Task] = []
+        # Queue of finished rollouts: actor, rollout.
+        self._arrived: list[tuple[int, RolloutColumns]] = []
         # Seed of the policy of each actor.
         self._seeds: list[int] = []
         self._groups = groups = self._make_groups()
@@ -285,17 +285,14 @@ class ActorsAhead(DistributedActors):
         taken: list[RolloutColumns] = []
         lags: list[int] = []
         while len(taken) < self.batch_size:
-            actor = self._tickets.next_of(actor for actor, _, _ in self._arrived)
+            actor = self._tickets.next_of(actor for actor, _ in self._arrived)
             if actor is None:
                 self._receive(groups, wait=True)
                 continue
-            position = next(i for i, (other, _, _) in enumerate(self._arrived) if other == actor)
-            _, rollout, version = self._arrived.pop(position)
-            self._tickets.take(actor)
+            position = next(i for i, (other, _) in enumerate(self._arrived) if other == actor)
+            taken.append(self._arrived.pop(position)[1])
+            lags.append(self._tickets.version - self._tickets.take(actor))
             self._issue(groups)
-            taken.append(rollout)
-            lags.append(self._tickets.version - version)
-        self._tickets.batch_done()
         seconds = time.perf_counter() - start
         return CollectedBatch(self._joined(taken, self._spaces), n_before, len(self._arrived), seconds, lags)
 
@@ -303,8 +300,7 @@ class ActorsAhead(DistributedActors):
         """Request further rollouts."""
         for actor in self._tickets.issue():
             generators = Generators(seed=self._seeds[actor], continues=True)
-            task = groups.submit(actor, "collect", *self._weights, generators, self._plan)
-            self._tasks[task] = self._tickets.version
+            self._tasks.append(groups.submit(actor, "collect", *self._weights, generators, self._plan))
 
     def _receive(self, groups: EnvGroups, wait: bool) -> None:
         """Append all finished rollouts to the queue.
@@ -313,14 +309,13 @@ class ActorsAhead(DistributedActors):
         """
         groups.pool.join_new()
         self._begin_new(groups)
-        for task in groups.pool.finished(list(self._tasks), wait=wait):
-            rollout = groups.take(task.actor, task.result, self.epoch_stats)
-            self._arrived.append((task.actor, rollout, self._tasks.pop(task)))
+        for task in groups.pool.finished(self._tasks, wait=wait):
+            self._tasks.remove(task)
+            self._arrived.append((task.actor, groups.take(task.actor, task.result, self.epoch_stats)))
             self._tickets.finished(task.actor)
-        self._issue(groups)
 
     def _begin_new(self, groups: EnvGroups) -> None:
-        """Issue the tickets of new actors."""
+        """Seed new actors and request further rollouts."""
         n_actors = groups.pool.n_actors if self._may_join else self.n_actors
         for actor in range(len(self._seeds), n_actors):
             seed = seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
@@ -366,9 +361,10 @@ class RolloutTickets:
 
     def __init__(self, n_actors: int, batch_size: int, queue_size: int) -> None:
         self.batch_size = batch_size
+        self.n_actors = 0
         self.version = 0
         """Number of updates so far."""
-        self._n_tickets = queue_size
+        self._queue_size = queue_size
         # Versions of the rollouts of each actor that are unfinished or in the queue, and number of the unfinished ones.
         self._issued: list[deque[int]] = []
         self._n_unfinished: list[int] = []
@@ -378,19 +374,11 @@ class RolloutTickets:
 
     def add_actor(self) -> None:
         """Add an actor and a ticket; the size of the queue does not change."""
-        self._n_tickets += 1
+        self.n_actors += 1
+        self.max_age = math.ceil((self._queue_size + self.n_actors) / self.batch_size)
+        """Maximum age of a rollout when it is taken."""
         self._issued.append(deque())
         self._n_unfinished.append(0)
-
-    @property
-    def n_actors(self) -> int:
-        """Number of actors."""
-        return len(self._issued)
-
-    @property
-    def max_age(self) -> int:
-        """Maximum age of a rollout when it is taken."""
-        return math.ceil(self._n_tickets / self.batch_size)
 
     def issue(self) -> list[int]:
         """Issue free tickets and return the actors of the new rollouts.
@@ -399,7 +387,7 @@ class RolloutTickets:
         that waits for its actor ages.
         """
         actors: list[int] = []
-        for _ in range(self._n_tickets - sum(map(len, self._issued))):
+        for _ in range(self._queue_size + self.n_actors - sum(map(len, self._issued))):
             actor = min(range(self.n_actors), key=self._n_unfinished.__getitem__)
             if self._n_unfinished[actor] > self.batch_size // self.n_actors:
                 break
@@ -435,12 +423,8 @@ class RolloutTickets:
 
         :return: The version at which its ticket was issued.
         """
-        self._n_taken += 1
+        self._n_taken = (self._n_taken + 1) % self.batch_size
         return self._issued[actor].popleft()
-
-    def batch_done(self) -> None:
-        """Complete the current batch."""
-        self._n_taken = 0
 
     def updated(self) -> None:
         """Count an update of the learner."""

@@ -33,9 +33,8 @@ class SubprocDistributedActors(ActorsAhead):
     :param actor_env_seeds: A seed for each environment.
     :param actor_agent_seeds: A seed for the policy of each actor.
     :param envs_per_actor: Number of environments that each actor steps together.
-    :param timeout: See :class:`~maze.core.utils.worker_pool.ProcessPool`.
-    :param max_restarts: Maximum number of consecutive replacements of a process.
-    :param n_threads: Number of actors in a process, each in a thread.
+    :param limits: Time limit, replacements and threads of the processes: arguments of
+        :class:`~maze.core.utils.worker_pool.ProcessPool`.
     """
 
     def __init__(
@@ -51,9 +50,7 @@ class SubprocDistributedActors(ActorsAhead):
         actor_agent_seeds: list[int],
         *,
         envs_per_actor: int = 1,
-        timeout: float | None = None,
-        max_restarts: int = 0,
-        n_threads: int = 1,
+        **limits: Any,
     ) -> None:
         super().__init__(
             env_factory,
@@ -70,8 +67,7 @@ class SubprocDistributedActors(ActorsAhead):
         self.get_multiprocessing_context(start_method)
         if start_method == "forkserver":
             forkserver.ensure_running()  # it imports torch while the learner sets up everything else
-        self._start_method, self._timeout, self._max_restarts = start_method, timeout, max_restarts
-        self._n_threads = n_threads
+        self._start_method, self._limits = start_method, limits
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
@@ -87,12 +83,10 @@ class SubprocDistributedActors(ActorsAhead):
             self.n_actors,
             self._start_method,
             env_slices(self.n_actors * self.envs_per_actor, self.n_actors),
-            self._timeout,
             n_slots=self._tickets.max_age + 2,
             in_background=True,
             modules=[EnvGroups.__module__],
-            max_restarts=self._max_restarts,
-            n_threads=self._n_threads,
+            **self._limits,
         )
         return EnvGroups(pool, "rollouts", in_sequence, "Actor")
 
