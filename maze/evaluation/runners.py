@@ -262,7 +262,6 @@ class InspectionRunner(EvaluationRunner):
         gamma = float(self.gamma if self.gamma is not None else acting.get("gamma") or 0.99)
         input_dir = acting.get("input_dir")
         with ExitStack() as stack:
-            env: Any
             env, policy = self.built(acting, wrappers)
             stack.callback(env.close)
             others = {other: self.policy_of(entry, stack, wrappers) for other, entry in list(entries.items())[1:]}

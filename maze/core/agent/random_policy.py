@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ class RandomPolicy(Policy):
     ) -> None:
         self.action_spaces_dict = action_spaces_dict
         self.masks = dict(masks or {})
-        self._samplers = {key: _sampler_of(space) for key, space in action_spaces_dict.items()}
+        self._sampled_spaces = copy.deepcopy(dict(action_spaces_dict))
         self._masked_heads: dict[Any, dict[str, str]] = {}
         self._rng = np.random.default_rng()
 
@@ -51,18 +50,16 @@ class RandomPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> Any:
-        action = for_actor(self._samplers, actor_id, "action_spaces_dict")(self._rng)
-        if not isinstance(observation, Mapping):
+        space = for_actor(self._sampled_spaces, actor_id, "action_spaces_dict")
+        action = _sampled(space, self._rng)
+        if not isinstance(observation, Mapping) or not isinstance(space, spaces.Dict):
             return action
         # heads with masked choices are sampled again; masks do not change the samples of other heads
-        step_key = next(iter(self._samplers)) if actor_id is None else actor_id[0]
+        step_key = None if actor_id is None else actor_id[0]
         if step_key not in self._masked_heads:
-            space = self.action_spaces_dict[step_key]
-            found = masks_of_heads(observation, space, self.masks) if isinstance(space, spaces.Dict) else {}
-            self._masked_heads[step_key] = found
+            self._masked_heads[step_key] = masks_of_heads(observation, space, self.masks)
         for head, mask in self._masked_heads[step_key].items():
-            space = self.action_spaces_dict[step_key][head]  # type: ignore[index]  # a Dict
-            action[head] = drawn_value(space, observation[mask], self._rng.integers)
+            action[head] = drawn_value(space[head], observation[mask], self._rng.integers)
         return action
 
     @override(Policy)
@@ -80,30 +77,14 @@ class RandomPolicy(Policy):
         return actions, [1.0 / n_candidates] * n_candidates
 
 
-def _sampler_of(space: spaces.Space[Any]) -> Callable[[np.random.Generator], Any]:
-    """Return a function that samples the space without a generator of its own."""
+def _sampled(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
+    """Sample a space without its own generator where that is possible."""
     if isinstance(space, spaces.Dict):
-        return partial(_from_dict, {key: _sampler_of(part) for key, part in space.spaces.items()})
+        return {key: _sampled(part, rng) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
-        return partial(_from_discrete, int(space.start), int(space.start + space.n))
+        return np.int64(rng.integers(int(space.start), int(space.start + space.n)))
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return partial(_from_box, space.low, space.high, space.dtype)
-    return partial(_from_space, copy.deepcopy(space))
-
-
-def _from_dict(samplers: Mapping[str, Callable[..., Any]], rng: np.random.Generator) -> dict[str, Any]:
-    return {key: sampler(rng) for key, sampler in samplers.items()}
-
-
-def _from_discrete(low: int, high: int, rng: np.random.Generator) -> Any:
-    return np.int64(rng.integers(low, high))
-
-
-def _from_box(low: np.ndarray, high: np.ndarray, dtype: Any, rng: np.random.Generator) -> np.ndarray:
-    return np.asarray(rng.uniform(low, high), dtype)  # of a space without dimensions it is a number
-
-
-def _from_space(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
+        return np.asarray(rng.uniform(space.low, space.high), space.dtype)  # without dimensions it is a number
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 

@@ -57,10 +57,9 @@ def masks_by_name(observation_shapes: Mapping[str, tuple[int, ...]], action_spac
     """
     found: dict[str, str] = {}
     for head, space in action_space.spaces.items():
-        wanted = _mask_shape(space)
         for name in (f"{head}_{MASK_SUFFIX}", *([f"action_{MASK_SUFFIX}"] if len(action_space.spaces) == 1 else [])):
-            shape = observation_shapes.get(name)
-            if head not in found and wanted is not None and shape is not None and wanted in (shape, shape[1:]):
+            shape = observation_shapes.get(name, ())
+            if head not in found and _mask_shape(space) in (shape, shape[1:]):
                 found[head] = name
     return found
 
