@@ -18,7 +18,7 @@ from gymnasium import spaces
 from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.annotations import override
-from maze.core.env.action_masks import masked_heads
+from maze.core.env.action_masks import allowed_values, masks_of_heads
 from maze.core.env.base_env import BaseEnv
 from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.structured_env import ActorID
@@ -437,21 +437,15 @@ def candidate_actions(
 
 def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
     """Return the values of each head that masks allow; `None`: some have no finite number."""
-    shapes = {key: np.shape(value) for key, value in observation.items()}
-    masks = {head: mask for mask, head in masked_heads(shapes, space, {})[0].items()}
+    masks = masks_of_heads(observation, space)
     found: dict[str, np.ndarray] = {}
     for head, part in space.spaces.items():
-        if isinstance(part, spaces.Discrete):
-            allowed = np.flatnonzero(np.asarray(observation[masks[head]]) > 0) if head in masks else np.arange(part.n)
-            found[head] = int(part.start) + (allowed if len(allowed) else np.arange(part.n))
-        elif isinstance(part, (spaces.MultiBinary, spaces.MultiDiscrete)):
-            sizes = np.ravel(getattr(part, "nvec", np.full(part.shape, 2)))
-            if np.prod(sizes, dtype=float) > 2**12:
-                return None
-            choices = np.array(list(itertools.product(*map(range, sizes))), part.dtype).reshape(-1, *part.shape)
-            found[head] = choices + np.asarray(getattr(part, "start", 0), part.dtype)
-        else:
+        if not isinstance(part, (spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)):
             return None
+        values = allowed_values(part, observation[masks[head]] if head in masks else None)
+        if len(values) > 1 and np.prod([len(each) for each in values], dtype=float) > 2**12:
+            return None
+        found[head] = np.array(list(itertools.product(*values)), part.dtype).reshape(-1, *(part.shape or ()))
     return found
 
 
