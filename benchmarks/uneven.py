@@ -1,6 +1,7 @@
 """Simulators whose steps take uneven time: share of the ideal throughput, with and without lock step.
 
     python benchmarks/uneven.py training                          # PPO, IMPALA, DQN, SAC; 32 environments of 5 ms
+    python benchmarks/uneven.py training --threads 1              # a process for each environment
     python benchmarks/uneven.py training --only dqn --fragment 10     # short fragments
     python benchmarks/uneven.py training --mean-ms 25 --only impala   # on a machine with other work
     python benchmarks/uneven.py planning                          # policy=rollout with one and with two processes
@@ -10,6 +11,7 @@ more worker processes than cores are useful. The ideal rate is `envs / mean step
 time; acting, transfer and learning cost nothing. The measured rate counts environment steps that the algorithm has
 learned from, per second of wall time, from the end of the first epoch to the end of the last one (the end of an epoch
 included).
+The environments are in threads of one process for each core (`--threads`: environments in a process).
 "lock step" waits for all environments after each step, with a worker process for each environment. DQN and SAC learn
 from one batch per update, which is one fragment of each environment, or a share of these.
 
@@ -40,6 +42,7 @@ import psutil
 import torch
 
 from maze.api.run_context import RunContext
+from maze.core.utils.worker_pool import n_available_cores
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import Wrapper
 from maze.planning.rollout_policy import RolloutPolicy
@@ -106,14 +109,17 @@ def contenders(n_envs: int, fragment: int) -> dict[str, tuple[str, int, dict[str
     }
 
 
-def training(mean: float, sigma: float, n_envs: int, fragment: int, n_epochs: int, only: str) -> None:
+def training(mean: float, sigma: float, n_envs: int, fragment: int, n_epochs: int, only: str, threads: int) -> None:
     """Print the shares of the ideal rate."""
     torch.set_num_threads(1)
     ideal = n_envs / mean
     print(f"{n_envs} environments, {1e3 * mean:g} ms, sigma {sigma:g}, fragments of {fragment}: {ideal:,.0f} steps/s")
+    print(f"{threads} environments in a process; load of the machine {os.getloadavg()[0]:.1f}")
     for name, (algorithm, n_updates, overrides) in contenders(n_envs, fragment).items():
         if only not in name:
             continue
+        if "lock step" not in name:
+            overrides["runner.placement.threads"] = threads
         settings = {"epoch_length": n_updates, "patience": 0, "rollout_evaluator": None}
         with tempfile.TemporaryDirectory() as directory:
             is_sac = algorithm == "sac"
@@ -209,12 +215,14 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=32)
     parser.add_argument("--fragment", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=0, help="environments in a process; 0: a process for each core")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="only contenders with this text in their names")
     options = parser.parse_args()
     mean = options.mean_ms / 1e3
     if options.what == "training":
-        training(mean, options.sigma, options.envs, options.fragment, options.epochs, options.only)
+        threads = options.threads or -(-options.envs // n_available_cores())
+        training(mean, options.sigma, options.envs, options.fragment, options.epochs, options.only, threads)
     else:
         planning(mean, options.sigma, options.rounds)
 

@@ -38,9 +38,10 @@ from maze.cli.hydra_setup import (
 from maze.cli.run_directory import claimed_directories, uploads_of_run
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
-from maze.core.log_stats.log_stats import LogStatsWriter
+from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
 from maze.core.utils.files import is_url, uploaded
 from maze.runner import Runner
+from maze.utils.process import handlers_kept
 
 ROOT = "conf_rollout"
 """Root configuration of commands that name none."""
@@ -74,7 +75,6 @@ def maze_run(cfg: DictConfig) -> float | None:
     from maze.console.runs import EVERYTHING, checked_verbosity
     from maze.core.rollout.recording import STATS_PATH
     from maze.core.utils.factory import Factory
-    from maze.runner import Runner
     from maze.train.trainers.common.model_selection.best_model_selection import BestScore, best_score
 
     started_by_hydra = HydraConfig.initialized()
@@ -140,7 +140,6 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
     :param project: Working directory of the command; `None`: write neither report nor log.
     """
     from maze.cli.run_summary import report_writer
-    from maze.core.log_stats.log_stats import RunPlace, StatsContext
     from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 
     table = LogStatsWriterConsole(partial(_log_to_file, logging.INFO))
@@ -309,9 +308,9 @@ def _run_flag(flag: str, arguments: list[str]) -> int:
 
 def _run_hydra(command: Sequence[str]) -> None:
     """Run a command. Hydra's main composes the configuration twice, which only sweeps and flags of Hydra need."""
-    from maze.cli.hydra_setup import grid_by_default
+    from maze.cli.hydra_setup import defaults_of_maze
 
-    with grid_by_default(), warnings.catch_warnings():
+    with defaults_of_maze(), warnings.catch_warnings():
         # If a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, as
         # intended. Hydra warns about it at each composition.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
@@ -417,22 +416,19 @@ def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Ite
 
     previous_argv, previous_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     previous_format = warnings.formatwarning
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    previous_handlers = {}
-    if is_main_thread:
-        previous_handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, interrupt)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     sys.argv = ["maze-run", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     warnings.formatwarning = lambda message, *args, **kwargs: f"Warning: {message}\n"
     try:
-        yield
+        with handlers_kept():
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, interrupt)
+                if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                    signal.signal(signal.SIGINT, interrupt)
+            yield
     finally:
         sys.argv = previous_argv
         warnings.formatwarning = previous_format
-        for signum, handler in previous_handlers.items():
-            signal.signal(signum, handler)
         HydraConfig.instance().cfg = None
         if previous_setting is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)

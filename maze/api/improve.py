@@ -30,7 +30,7 @@ from maze.core.utils.factory import TARGET_KEY, ConfigType, locate, plain_contai
 from maze.core.utils.stored_config import is_own_package
 from maze.evaluation import runners
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
-from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes
+from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes, require_measures
 from maze.planning.branches import chance_in, simulation_of, stack_of
 from maze.planning.rollout_policy import RolloutPolicy
 from maze.report.estimates import Estimate, mean_interval, unseen_share
@@ -480,7 +480,7 @@ class ImproveRunner(runners.EvaluationRunner):
     def _evaluate_heuristic(self) -> None:
         """Evaluate the heuristic; its failure ends the command.
 
-        :raises ConfigError: The budget is too small for its episodes.
+        :raises ConfigError: The budget is too small for its episodes, or they lack a measure that has a goal.
         """
         start, seconds = time.monotonic(), HEURISTIC_SHARE * self._budget_s
         env, heuristic = self.built({"policy": self.policy})
@@ -494,6 +494,7 @@ class ImproveRunner(runners.EvaluationRunner):
                 f"budget={self.budget}: {LEAST_EPISODES} episodes of the heuristic take more than {seconds:.0f} s, "
                 f"{HEURISTIC_SHARE:.0%} of the budget. Set a larger budget."
             ) from error
+        require_measures(self._thresholds, Comparison([played.episodes]).measures)
         self._common = played.n_episodes
         self._add(Rung(HEURISTIC, heuristic, self._make_env, played, time.monotonic() - start, None, {}))
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.api.config_loader import LoadedRun
-from maze.api.utils import GlobalGenerators, hydra_config, hydra_session, output
+from maze.api.utils import GlobalGenerators, hydra_session, output
+from maze.cli.hydra_setup import hydra_config
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_summary import write_run_info
 from maze.cli.stored_runs import complete_base, use_stored_run

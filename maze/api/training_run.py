@@ -467,7 +467,7 @@ class TrainingRun:
         evaluator = config.get("rollout_evaluator")
         values = evaluator if isinstance(evaluator, Mapping) else getattr(evaluator, "__dict__", {})
         return {
-            "n_episodes": values.get("n_episodes", EVALUATION_EPISODES),
+            "n_episodes": values.get("n_episodes") or config.get("n_eval_episodes") or EVALUATION_EPISODES,
             "deterministic": values.get("deterministic", True),
             "model_selection": None,
         }

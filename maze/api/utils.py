@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from enum import Enum
 from typing import Any
 
-import numpy as np
-import torch
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
 
 from maze.console.streams import lasting_console
 from maze.core.errors import ConfigError, MazeError
+from maze.train.utils.train_utils import global_generators_state, set_global_generators_state
 
 
 class RunMode(Enum):
@@ -53,17 +50,6 @@ def hydra_session() -> Iterator[None]:
 
 
 @contextmanager
-def hydra_config(config: DictConfig) -> Iterator[None]:
-    """Return a context in which `HydraConfig` and the resolver `hydra` show a run's configuration."""
-    previous = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = previous
-
-
-@contextmanager
 def output(silent: bool) -> Iterator[None]:
     """Return a context in which nothing is printed if `silent`; errors of the console are ignored."""
     if not silent:
@@ -87,30 +73,16 @@ class GlobalGenerators:
     """
 
     def __init__(self) -> None:
-        self._state: tuple[Any, ...] | None = None
+        self._state: dict[str, Any] | None = None
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Return a context in which the global generators have the run's last state."""
-        outer = _generator_state()
+        outer = global_generators_state()
         if self._state is not None:
-            _set_generator_state(self._state)
+            set_global_generators_state(self._state)
         try:
             yield
         finally:
-            self._state = _generator_state()
-            _set_generator_state(outer)
-
-
-def _generator_state() -> tuple[Any, ...]:
-    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    cuda = torch.cuda.get_rng_state_all() if is_used else None
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # noqa: NPY002 (the global one)
-
-
-def _set_generator_state(state: tuple[Any, ...]) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])  # noqa: NPY002 (the global one)
-    torch.set_rng_state(state[2])
-    if state[3] is not None:
-        torch.cuda.set_rng_state_all(state[3])
+            self._state = global_generators_state()
+            set_global_generators_state(outer)

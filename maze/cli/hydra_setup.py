@@ -1,4 +1,4 @@
-"""Setup of Hydra: search path, modules, default sweeper, text of values, overrides of wrappers; errors of `maze-run`.
+"""Setup of Hydra: search path, modules, defaults, text of values, overrides of wrappers; errors of `maze-run`.
 
 Keys of wrappers are paths of classes; an override names the path or the class alone. Messages of Hydra and OmegaConf
 are translated: they state the place of the error and its remedy.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
@@ -204,26 +204,41 @@ def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) ->
         sys.path.remove(str(project))
 
 
-GROUP, NAME = "hydra/sweeper", "basic"
-
-
 @contextmanager
-def grid_by_default() -> Iterator[None]:
-    """Return a context in which `hydra/sweeper=basic`, Hydra's default, is the grid search of Maze.
-
-    A root configuration cannot choose it with `override hydra/sweeper`, which would take precedence over the choice of
-    an experiment. Other applications in the same environment keep Hydra's sweeper.
-    """
-    Plugins.instance()  # plugins are registered by the first search; before one is replaced
-    group = ConfigStore.instance().repo["hydra"]["sweeper"]
-    previous = group[f"{NAME}.yaml"]
-    grid = resources.files("maze.conf") / "hydra" / "sweeper" / "grid.yaml"
-    node = OmegaConf.create(grid.read_text(encoding="utf-8"))
-    ConfigStore.instance().store(group=GROUP, name=NAME, node=node, provider="maze")
+def hydra_config(config: DictConfig) -> Iterator[None]:
+    """Return a context in which `HydraConfig` and the resolver `hydra` show a run's configuration."""
+    previous = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
     try:
         yield
     finally:
-        group[f"{NAME}.yaml"] = previous
+        HydraConfig.instance().cfg = previous
+
+
+DEFAULTS = {
+    "job": {"chdir": True},
+    "callbacks": {"run_directory": {"_target_": "maze.cli.run_directory.RunDirectoryCallback"}},
+}
+"""Defaults of Hydra's settings in Maze."""
+
+
+@contextmanager
+def defaults_of_maze() -> Iterator[None]:
+    """Return a context in which Hydra has the defaults of Maze, also for root configurations that do not state them.
+
+    Runs work in their output directory, which belongs to one run; sweeps are grid searches. A root configuration
+    cannot choose these with `override hydra/sweeper`, which would take precedence over the choice of an experiment.
+    Other applications in the same environment keep Hydra's defaults.
+    """
+    group = ConfigStore.instance().repo["hydra"]
+    previous = group["config.yaml"]
+    settings: Any = OmegaConf.merge(previous.node, DEFAULTS)
+    settings.defaults = [{"sweeper": "grid"} if "sweeper" in each else each for each in settings.defaults]
+    ConfigStore.instance().store(group="hydra", name="config", node=settings, provider="maze")
+    try:
+        yield
+    finally:
+        group["config.yaml"] = previous
 
 
 SECTION = "wrappers"

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +24,6 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
-from typing_extensions import Self
 
 from maze.cli.hydra_setup import apply_overrides, for_hydra
 from maze.console.streams import let_console_last
@@ -73,9 +72,6 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, n_jobs: int = -1) -> None:
         self.n_jobs = n_jobs if n_jobs > 0 else n_available_cores()
-        self.config: DictConfig | None = None
-        self.hydra_context: HydraContext | None = None
-        self.task_function: TaskFunction | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config, self.hydra_context, self.task_function = config, hydra_context, task_function
@@ -83,7 +79,7 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         waiting = list(enumerate(job_overrides, start=initial_job_idx))
         returns: dict[int, JobReturn] = {}
-        with self.open() as jobs:
+        with closing(self.open()) as jobs:
             while waiting or jobs.n_running:
                 while waiting and jobs.n_running < self.n_jobs:
                     number, overrides = waiting.pop(0)
@@ -93,7 +89,6 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
 
     def open(self) -> Jobs:
         """Return the running jobs, for sweepers that start a job whenever a slot is free."""
-        assert self.config is not None
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
@@ -106,9 +101,8 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
 
         :param session: Is closed after the last job.
         """
-        is_training = self.config is not None and "algorithm" in self.config
         self._context: Any = multiprocessing.get_context("forkserver")
-        preload(self._context, [__name__, *([TRAINING_MODULE] if is_training else [])])
+        preload(self._context, [__name__, *([TRAINING_MODULE] if "algorithm" in self.config else [])])
 
     def start(self, payload: bytes) -> Any:
         """Start a job; return its handle."""
@@ -143,20 +137,17 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
 
     def payload(self, number: int, overrides: list[str]) -> bytes:
         """Return the job, pickled for its process."""
-        assert self.config is not None
-        assert self.hydra_context is not None
         config = self.hydra_context.config_loader.load_sweep_config(self.config, for_hydra(overrides))
         apply_overrides(config)
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{number}"
             config.hydra.job.num = number
         job = (self.hydra_context, config, self.task_function, Singleton.get_state())
-        payload: bytes = cloudpickle.dumps(job)
-        return payload
+        return bytes(cloudpickle.dumps(job))
 
 
 class Jobs:
-    """Concurrent jobs, each awaited by a thread; leaving the context ends those that still run.
+    """Concurrent jobs, each awaited by a thread; :meth:`close` ends those that still run.
 
     :param launcher: The launcher of the jobs.
     :param session: Is closed after the last job.
@@ -167,12 +158,6 @@ class Jobs:
         self._pool = ThreadPoolExecutor(max_workers=MOST_JOBS)
         # Number, start and handle of each running job.
         self._jobs: dict[Future[JobReturn], tuple[int, float, Any]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     @property
     def n_running(self) -> int:

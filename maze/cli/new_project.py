@@ -41,7 +41,7 @@ def write_project(arguments: Sequence[str]) -> int:
         raise UsageError(f"{FLAG}: {directory} must be an empty or a new directory in an existing one.")
     _check_name(directory)
     try:
-        _copy(template_directory(), directory, directory.name)
+        _copy(template_directory(), directory)
         (directory / LOCAL).write_text(
             f"# Local to this machine, ignored by git: the Python with Maze.\nPYTHON ?= {sys.executable}\n",
             encoding="utf-8",
@@ -72,17 +72,14 @@ def template_directory() -> Path:
     return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / "examples" / "own_project"
 
 
-def _copy(source: Path, target: Path, name: str) -> None:
-    ignored = (template_directory() / ".gitignore").read_text(encoding="utf-8").split()
-    for entry in sorted(source.iterdir()):
-        if any(fnmatch(entry.name, pattern) for pattern in ignored):
-            continue
-        copied = target / _renamed(entry.name, name)
-        if entry.is_dir():
-            _copy(entry, copied, name)
-        else:
-            copied.parent.mkdir(parents=True, exist_ok=True)  # git leaves empty directories
-            copied.write_text(_renamed(entry.read_text(encoding="utf-8"), name), encoding="utf-8")
+def _copy(source: Path, target: Path) -> None:
+    ignored = (source / ".gitignore").read_text(encoding="utf-8").split()
+    for file in sorted(path for path in source.rglob("*") if path.is_file()):  # git leaves empty directories out
+        relative = file.relative_to(source)
+        if not any(fnmatch(part, pattern) for part in relative.parts for pattern in ignored):
+            copied = target / _renamed(str(relative), target.name)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.write_text(_renamed(file.read_text(encoding="utf-8"), target.name), encoding="utf-8")
 
 
 def _renamed(text: str, name: str) -> str:

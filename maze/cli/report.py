@@ -26,10 +26,10 @@ def make_report(arguments: Sequence[str]) -> int:
     """
     parser = FlagParser("--report", "Write the report of a run, a sweep, or several runs.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="run", help="directory of a run, of a sweep, or of runs")
-    parser.add_argument("--output", type=Path, default=None, help="file, report.html in the first directory by default")
+    parser.add_argument("--output", type=Path, default=None, help="file, report.html there or, for several, here")
     wanted = parser.parse_intermixed_args(list(arguments))
     places = [directory if _runs_in(directory) else find_run(directory, "--report") for directory in wanted.runs]
-    path = wanted.output or places[0] / REPORT_FILE
+    path = wanted.output or (places[0] if len(places) == 1 else Path()) / REPORT_FILE
     _page(places).write(path)
     print(f"The report is in {path}; open it in a browser.")
     return 0

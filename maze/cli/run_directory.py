@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze.cli.hydra_setup import RunFailedError, apply_overrides, as_written, set_gate_status
+from maze.cli.hydra_setup import RunFailedError, apply_overrides, as_written, hydra_config, set_gate_status
 from maze.cli.sweeps.results import has_study
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import gym_env_defaults
@@ -153,20 +152,18 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:
-        hydra_config = HydraConfig.instance()
-        previous = hydra_config.cfg
         choices = config.hydra.runtime.choices
         with read_write(config.hydra), open_dict(config.hydra):
             choices.env = environment_option(choices.get("env"), config.get("env"))
-        hydra_config.set_config(config)  # the names contain ${hydra:...}
         try:
-            named = str(OmegaConf.select(config, key))
+            with hydra_config(config):  # the names contain ${hydra:...}
+                named = str(OmegaConf.select(config, key))
+                base = Path(str(config.get("log_base_dir") or "outputs"))
             store = Store(named, key) if is_url(named) else None
             if store is not None and is_resumable is not None:
                 raise ConfigError(f"{key}: expected a directory that all jobs of the sweep share, found {named}.")
             if store is not None:
                 store.require_free()
-            base = Path(str(config.get("log_base_dir") or "outputs"))
             requested = (Path(named) if store is None else working_directory(named, base)).absolute()
             is_resumed = is_resumable is not None and is_resumable(requested)
             # a resumed sweep keeps its directory; its journal is locked as long as it runs
@@ -175,8 +172,6 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         except ConfigError as error:
             set_gate_status(error, config)
             raise RunFailedError from error
-        finally:
-            hydra_config.cfg = previous
         with read_write(config.hydra), open_dict(config.hydra):
             OmegaConf.update(config, key, str(directory.path))
         directories = _claimed.get()

@@ -384,7 +384,8 @@ def _facts(directory: Path, cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]
     yield from ((group, str(choices[group])) for group in _GROUPS if choices.get(group))
     stored = read_json_object(directory / VERSIONS_FILE)
     versions, git, seeding = (
-        _mapping(each) for each in (stored.get("versions"), stored.get("git"), cfg.get("seeding"))
+        each if isinstance(each, dict) else {}
+        for each in (stored.get("versions"), stored.get("git"), cfg.get("seeding"))
     )
     changed = " with uncommitted changes" if git.get("dirty") else ""
     rows = {
@@ -394,11 +395,6 @@ def _facts(directory: Path, cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         "git": f"{str(git['commit'])[:12]} (branch {git.get('branch')}){changed}" if git.get("commit") else "",
     }
     yield from ((label, text) for label, text in rows.items() if text)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping of a stored file; empty for other values."""
-    return value if isinstance(value, dict) else {}
 
 
 # -- the list of runs --------------------------------------------------------------------------------------------------

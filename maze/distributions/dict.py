@@ -48,7 +48,7 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
         :param actions: `[..., *space.shape]` by head.
         :return: `[...]`, the batch.
         """
-        return summed(list(self.log_prob(actions).values()))
+        return summed([dist.log_prob(actions[head]) for head, dist in self.distribution_dict.items()])
 
     @override(JointProbabilityDistribution)
     def parts(self) -> list[ProbabilityDistribution]:

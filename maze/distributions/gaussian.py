@@ -12,13 +12,13 @@ from torch.distributions import Normal
 
 from maze.core.annotations import override
 from maze.distributions.samplers import MAX_LOG_STD, MIN_LOG_STD
-from maze.distributions.torch_dist import TorchProbabilityDistribution
+from maze.distributions.torch_dist import ReparameterisedDistribution
 from maze.distributions.utils import box_logits_shape, split_box_logits
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
-class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Normal]):
+class DiagonalGaussianProbabilityDistribution(ReparameterisedDistribution[Normal]):
     """Independent normal distributions for the components of a `Box`; the first half of the logits are the means,
     the second half the logarithms of the standard deviations (limited to [-20, 20]).
 
@@ -39,16 +39,16 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         self.log_std = log_std if temperature == 1.0 else log_std + 0.5 * math.log(temperature)
         self.std = self.log_std.exp()
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def _build_dist(self) -> Normal:
         return Normal(self.mean, self.std, validate_args=False)
 
     @classmethod
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
         return box_logits_shape(action_space, cls)
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         standardised = (actions - self.mean) / self.std
         return self._joint(-0.5 * standardised.square() - self.log_std - HALF_LOG_2_PI)
@@ -57,31 +57,16 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         """Lower and upper ends `[..., *space.shape]`, one standard deviation from the mean."""
         return self.mean - self.std, self.mean + self.std
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def deterministic_sample(self) -> torch.Tensor:
         return self.mean
 
-    @override(TorchProbabilityDistribution)
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        with torch.no_grad():
-            return self.rsample(generator)
-
-    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draw actions with gradients with respect to the logits (reparameterisation).
-
-        :return: `[..., *space.shape]`.
-        """
-        return self.rsample_with_log_prob(generator)[0]
-
+    @override(ReparameterisedDistribution)
     def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample actions with gradients, and return them with their log-probabilities.
-
-        :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
-        """
         noise = torch.empty_like(self.mean).normal_(generator=generator)
         log_density = torch.sub(-HALF_LOG_2_PI - 0.5 * noise.square(), self.log_std)
         return torch.addcmul(self.mean, self.std, noise), self._joint(log_density)
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def entropy(self) -> torch.Tensor:
         return self._joint(self.log_std + (0.5 + HALF_LOG_2_PI))

@@ -17,7 +17,7 @@ from torch.nn import functional
 from maze.core.annotations import override
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.samplers import MAX_LOG_STD_BEFORE_SQUASHING
-from maze.distributions.torch_dist import TorchProbabilityDistribution
+from maze.distributions.torch_dist import ReparameterisedDistribution, TorchProbabilityDistribution
 from maze.distributions.utils import atanh, box_logits_shape, require_bounds, space_bounds
 
 _NODES, _WEIGHTS = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(64))
@@ -53,7 +53,7 @@ def _log_derivative_of_tanh(x: torch.Tensor) -> torch.Tensor:
     return 2.0 * (math.log(2.0) - x - functional.softplus(-2.0 * x))
 
 
-class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Normal]):
+class SquashedGaussianProbabilityDistribution(ReparameterisedDistribution[Normal]):
     """`tanh` of independent normal variables, scaled to the bounds of a `Box`.
 
     Log-probabilities are densities of the scaled action. The entropy is an estimate (Gauss-Hermite quadrature, with
@@ -87,16 +87,16 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
             self._normal = normal
         return normal
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def _build_dist(self) -> Normal:
         return self.normal.dist
 
     @classmethod
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
         return box_logits_shape(action_space, cls, is_bounded=True)
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         if self._last_sample is not None and actions is self._last_sample[0]:
             unsquashed = self._last_sample[1]  # exact also where tanh has saturated
@@ -112,27 +112,12 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         low, high = self.normal.typical_range()
         return self._squash(low), self._squash(high)
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def deterministic_sample(self) -> torch.Tensor:
         return self._squash(self.normal.mean)
 
-    @override(TorchProbabilityDistribution)
-    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        with torch.no_grad():
-            return self.rsample(generator)
-
-    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draw actions with gradients with respect to the logits (reparameterisation).
-
-        :return: `[..., *space.shape]`.
-        """
-        return self.rsample_with_log_prob(generator)[0]
-
+    @override(ReparameterisedDistribution)
     def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample actions with gradients, and return them with their log-probabilities.
-
-        :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
-        """
         unsquashed, log_density = self.normal.rsample_with_log_prob(generator)
         actions = self._squash(unsquashed)
         self._last_sample = (actions, unsquashed)
@@ -142,14 +127,14 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         scaled = torch.addcmul(self.low, torch.tanh(unsquashed) + 1.0, self._scale.half_width)
         return torch.clamp(scaled, self.low, self.high)
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def entropy(self) -> torch.Tensor:
         nodes, weights = _NODES.to(self.normal.mean), _WEIGHTS.to(self.normal.mean)
         points = self.normal.mean.unsqueeze(-1) + self.normal.std.unsqueeze(-1) * nodes
         mean_log_derivative = (_log_derivative_of_tanh(points) * weights).sum(-1)
         return self.normal.entropy() + self._joint(mean_log_derivative + self._scale.log_half_width)
 
-    @override(TorchProbabilityDistribution)
+    @override(ReparameterisedDistribution)
     def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
         assert isinstance(other, SquashedGaussianProbabilityDistribution)
         return self.normal.kl(other.normal)

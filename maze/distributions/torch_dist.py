@@ -68,3 +68,23 @@ class TorchProbabilityDistribution(ProbabilityDistribution, Generic[T], ABC):
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         with torch.no_grad(), isolated_global_generator(generator):
             return self.dist.sample()
+
+
+class ReparameterisedDistribution(TorchProbabilityDistribution[T], ABC):
+    """Distribution whose actions are differentiable functions of its logits and of noise."""
+
+    @abstractmethod
+    def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample actions with gradients with respect to the logits, and return them with their log-probabilities.
+
+        :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
+        """
+
+    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Sample actions `[..., *space.shape]` with gradients with respect to the logits."""
+        return self.rsample_with_log_prob(generator)[0]
+
+    @override(ProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        with torch.no_grad():
+            return self.rsample(generator)

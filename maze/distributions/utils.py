@@ -47,7 +47,7 @@ def require_space(action_space: Any, space_type: type[Any], distribution: type[A
 
 
 def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
-    """Refuse boxes that have no finite width in some component.
+    """Refuse boxes that have no finite width in some component, as networks compute it: in float32.
 
     :raises ConfigError: Names the distribution and the space.
     """
@@ -56,8 +56,12 @@ def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
             f"{distribution.__name__} needs finite bounds, found {action_space}. Bound the action space, or use "
             "maze.distributions.gaussian.DiagonalGaussianProbabilityDistribution for it."
         )
-    if not np.all(action_space.low < action_space.high):
-        raise ConfigError(f"{distribution.__name__} needs bounds with low < high, found {action_space}.")
+    low, high = space_bounds(action_space, torch.empty(0))
+    if not bool(((low < high) & (high - low).isfinite()).all()):
+        raise ConfigError(
+            f"{distribution.__name__} needs bounds with low < high, and a width within the range of float32, found "
+            f"{action_space}."
+        )
 
 
 def space_bounds(action_space: spaces.Box, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

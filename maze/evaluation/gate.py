@@ -139,6 +139,21 @@ def with_tails(played: PlayedEpisodes, level: float, thresholds: Mapping[str, Th
     return replace(played, measures={**played.measures, **tails})
 
 
+def require_measures(thresholds: Mapping[str, Threshold], known: Sequence[str]) -> None:
+    """Require at least one threshold, and the measures of all of them.
+
+    :param known: Measures of the episodes.
+    :raises ConfigError: A measure is missing, or no measure has a threshold.
+    """
+    for name in thresholds:
+        if name not in known:
+            raise ConfigError(
+                f"The episodes have no measure {name}.{did_you_mean(name, known)} There are {', '.join(known)}."
+            )
+    if not thresholds:
+        raise ConfigError(f"thresholds: no measure has a goal. State the goal of one of {', '.join(known)}.")
+
+
 def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold], min_episodes: int = MIN_EPISODES) -> None:
     """Require enough episodes for measures without a known range.
 
@@ -213,14 +228,7 @@ class Gate:
     min_episodes: int = MIN_EPISODES
 
     def __post_init__(self) -> None:
-        known = self.comparison.measures
-        for name in self.thresholds:
-            if name not in known:
-                raise ConfigError(
-                    f"The episodes have no measure {name}.{did_you_mean(name, known)} There are {', '.join(known)}."
-                )
-        if not self.thresholds:
-            raise ConfigError(f"thresholds: no measure has a goal. State the goal of one of {', '.join(known)}.")
+        require_measures(self.thresholds, self.comparison.measures)
         require_episodes(self.comparison.n_episodes, self.thresholds, self.min_episodes)
         for name, threshold in self.thresholds.items():
             values = np.concatenate([each.measures[name].ravel() for each in (self.baseline, self.candidate)])
@@ -471,6 +479,10 @@ class GateRunner(ComparisonRunner):
             baseline, candidate = (with_tails(each, level, thresholds) for each in (baseline, candidate))
         self.gate = Gate(baseline, candidate, self._thresholds)
         return replace(self.gate.comparison, played=played)
+
+    @override(ComparisonRunner)
+    def _require_goals(self, known: Sequence[str]) -> None:
+        require_measures(self._thresholds, [*known, *map(tail_name, known if self._levels else ())])
 
     @override(ComparisonRunner)
     def _text(self, comparison: Comparison) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 from maze.core.agent.policy import Policy, acting_in
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import MazeError
+from maze.core.rendering.offscreen import pixels_png
 from maze.core.rendering.trajectory_page import actor_text
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
@@ -211,8 +211,6 @@ def _png(pixels: np.ndarray[Any, Any], is_sum: bool = False) -> bytes:
     :param pixels: The values.
     :param is_sum: Show the sum over the channels, or over the stack.
     """
-    from PIL import Image
-
     has_colours_last = pixels.ndim == 3 and pixels.shape[-1] in (1, 3)
     if is_sum and pixels.ndim == 3:
         pixels = pixels.sum(axis=-1 if has_colours_last else 0)
@@ -223,9 +221,7 @@ def _png(pixels: np.ndarray[Any, Any], is_sum: bool = False) -> bytes:
     if pixels.dtype != np.uint8:
         low, high = float(pixels.min()), float(pixels.max())
         pixels = (255 * (pixels - low) / (high - low or 1.0)).astype(np.uint8)
-    png = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(png, format="PNG")
-    return png.getvalue()
+    return pixels_png(pixels)
 
 
 def _head(name: str, taken: Any, distribution: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, acting_in
-from maze.core.env.action_masks import masked_heads
+from maze.core.env.action_masks import allowed_values, masks_of_heads
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
@@ -429,10 +429,9 @@ def _masked(action: Any, observation: Any, space: spaces.Space[Any]) -> str | No
     """Describe the choice that a mask forbids; `None`: there is none."""
     if not isinstance(space, spaces.Dict) or not isinstance(observation, Mapping):
         return None
-    shapes = {name: np.shape(value) for name, value in observation.items()}
-    for mask, head in masked_heads(shapes, space, {})[0].items():
-        start = int(getattr(space.spaces[head], "start", 0))
-        allowed = (start + np.flatnonzero(np.asarray(observation[mask]) > 0)).tolist()
-        if int(action[head]) not in allowed:
-            return f"action `{head}`: {action[head]} is masked by `{mask}`, which allows {', '.join(map(str, allowed))}"
+    for head, mask in masks_of_heads(observation, space).items():
+        choices = zip(np.ravel(action[head]).tolist(), allowed_values(space[head], observation[mask]), strict=True)
+        for value, allowed in choices:
+            if value not in allowed:
+                return f"action `{head}`: {value} is masked by `{mask}`, which allows {', '.join(map(str, allowed))}"
     return None

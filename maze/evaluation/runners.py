@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -58,8 +59,8 @@ EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
 _RUNS = "trainings"
 # Rank of the chosen episode, the lowest return first, as a share of the last rank.
 _CHOICES = {"best": 1.0, "worst": 0.0, "median": 0.5}
-# Policy of a replay, which only needs the environment.
-_PLACEHOLDER = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+ANY_POLICY = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+"""Policy of an evaluation that only needs the environment."""
 
 
 @dataclass(kw_only=True)
@@ -81,7 +82,7 @@ class EvaluationRunner(Runner):
         self._cfg = cfg
         self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
 
-    def built(self, entry: Mapping[str, Any], wrappers: Any = None) -> tuple[Any, Any]:
+    def built(self, entry: Mapping[str, Any], wrappers: Any = None) -> tuple[Any, Policy]:
         """Build the environment and the policy of an entry of :func:`runs_of`.
 
         :param entry: The entry.
@@ -92,6 +93,12 @@ class EvaluationRunner(Runner):
         return RolloutRunner.init_env_and_agent(
             self._cfg.env, wrappers, self.max_episode_steps, entry["policy"], input_dir
         )
+
+    def policy_of(self, entry: Mapping[str, Any], stack: ExitStack, wrappers: Any = None) -> Policy:
+        """Build the policy of an entry as :meth:`built` does; `stack` closes its environment."""
+        env, policy = self.built(entry, wrappers)
+        stack.callback(env.close)
+        return policy
 
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
         """Return the seeds of environment and agent of each episode; with an instance set, in its order."""
@@ -158,14 +165,18 @@ class ComparisonRunner(EvaluationRunner):
 
     def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
         """Compare the policies."""
-        comparison = Comparison(played, self.minimize, [RETURN, *self.maximize])
-        for key, names in (("minimize", comparison.minimized), ("maximize", comparison.maximized)):
-            if unknown := [name for name in names if name not in comparison.measures]:
+        return Comparison(played, self.minimize, [RETURN, *self.maximize])
+
+    def _require_goals(self, known: Sequence[str]) -> None:
+        """Raise a `ConfigError` if an episode lacks a measure that has a goal.
+
+        :param known: The measures of the episode.
+        """
+        for key, names in (("minimize", self.minimize), ("maximize", self.maximize)):
+            if unknown := [name for name in names if name not in known]:
                 raise ConfigError(
-                    f"runner.{key}: the episodes have no {', '.join(unknown)}; there are "
-                    f"{', '.join(comparison.measures)}."
+                    f"runner.{key}: the episodes have no {', '.join(unknown)}; there are {', '.join(known)}."
                 )
-        return comparison
 
     def _text(self, comparison: Comparison) -> str:
         """Return the text for the console."""
@@ -191,12 +202,20 @@ class ComparisonRunner(EvaluationRunner):
         return page
 
     def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
-        episodes, shown = [], name
+        episodes: list[list[dict[str, float]]] = []
+        shown = name
+
+        def episode_done() -> None:
+            # A misspelt measure ends the command after its first episode, not after hours.
+            self._require_goals(Comparison([PlayedEpisodes.of(shown, [episodes[-1][-1:]])]).measures)
+            progress.update()
+
         for run in runs:
             env, policy = self.built(run)
             shown = marked(name, policy)
             self._rewards[shown] = reward_wrappers(env)
-            episodes.append(played_measures(env, policy, self._seeds, self.deterministic, progress.update))
+            episodes.append([])
+            played_measures(env, policy, self._seeds, self.deterministic, episode_done, episodes[-1])
         return PlayedEpisodes.of(shown, episodes)
 
 
@@ -240,23 +259,22 @@ class InspectionRunner(EvaluationRunner):
         entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
         name, acting = next(iter(entries.items()))
         wrappers = self.wrappers_of(acting)
-        env: Any
-        env, policy = self.built(acting, wrappers)
-        others = {other: self.built(entry, wrappers)[1] for other, entry in list(entries.items())[1:]}
-        env_seed, agent_seed = self._chosen_seeds(acting)
         gamma = float(self.gamma if self.gamma is not None else acting.get("gamma") or 0.99)
         input_dir = acting.get("input_dir")
-        critic = trained_actor_critic(acting["policy"], policy, input_dir) if input_dir else None
-        try:
-            env = with_frames(env)
-            env.seed(env_seed)
-            for agent in (policy, *others.values()):
-                agent.seed(agent_seed)
-            episode = inspected_episode(env, policy, others, critic, gamma, self.deterministic)
-        except USER_CODE_ERRORS as error:
-            fail(error, Place.of(env, f"environment in the episode seeded with {env_seed}"), "reset or step")
-        finally:
-            env.close()
+        with ExitStack() as stack:
+            env, policy = self.built(acting, wrappers)
+            stack.callback(env.close)
+            others = {other: self.policy_of(entry, stack, wrappers) for other, entry in list(entries.items())[1:]}
+            env_seed, agent_seed = self._chosen_seeds(acting)
+            critic = trained_actor_critic(acting["policy"], policy, input_dir) if input_dir else None
+            try:
+                env = with_frames(env)
+                env.seed(env_seed)
+                for agent in (policy, *others.values()):
+                    agent.seed(agent_seed)
+                episode = inspected_episode(env, policy, others, critic, gamma, self.deterministic)
+            except USER_CODE_ERRORS as error:
+                fail(error, Place.of(env, f"environment in the episode seeded with {env_seed}"), "reset or step")
         page = write_trajectory_page(
             episode.record,
             EPISODE_FILE,
@@ -324,7 +342,7 @@ class ReplayRunner(EvaluationRunner):
     def run(self, **kwargs: Any) -> None:
         env: Any = None
         if self._cfg.get("env"):
-            env, _ = self.built({"policy": _PLACEHOLDER, "input_dir": self.input_dir})
+            env, _ = self.built({"policy": ANY_POLICY, "input_dir": self.input_dir})
         try:
             episodes = self._episodes(env)
             if self.reward_aggregator is not None or self.kpi_calculator is not None:
@@ -381,16 +399,17 @@ class ReplayRunner(EvaluationRunner):
             )
         (episode,) = episodes
         policy = self._change.get("policy")
-        compared = what_if(
-            with_frames(env),
-            episode,
-            self._change["step"],
-            self._change.get("action"),
-            None if policy is None else self.built(runs_of(policy)[0])[1],
-            self._change.get("substep") or 0,
-            self._agent_seed(episode),
-            self.deterministic,
-        )
+        with ExitStack() as stack:
+            compared = what_if(
+                with_frames(env),
+                episode,
+                self._change["step"],
+                self._change.get("action"),
+                None if policy is None else self.policy_of(runs_of(policy)[0], stack),
+                self._change.get("substep") or 0,
+                self._agent_seed(episode),
+                self.deterministic,
+            )
         print(compared.text(), flush=True)
         title = f"What if? Episode {episode.id}, step {compared.step}"
         page = compared.write_page(WHAT_IF_FILE, title, self.every_k_states)

@@ -19,7 +19,7 @@ from maze.core.trajectory_recording.records.trajectory_record import SpacesTraje
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned, csv_text
 from maze.evaluation.comparison import intervals_figure
-from maze.evaluation.runners import EvaluationRunner, require_policies, runs_of, write_files
+from maze.evaluation.runners import ANY_POLICY, EvaluationRunner, require_policies, runs_of, write_files
 from maze.offline.action_probabilities import cloned_propensities
 from maze.offline.estimate import (
     BEHAVIOUR,
@@ -38,8 +38,6 @@ from maze.utils.process import use_one_thread
 ESTIMATES_FILE, PAGE_FILE = "estimates.csv", "report.html"
 CLONED = "cloned"
 """Value of `behaviour`: the probabilities of the logged actions are estimated."""
-# Policy of a description, which only needs the environment.
-_ANY = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
 _HEADER = ("policy", "estimator", "estimate", "95 %", "effective episodes", "largest weight", "without support")
 
 
@@ -104,7 +102,7 @@ class EstimationRunner(EvaluationRunner):
             greedy=self.deterministic,
             seed=self.maze_seeding.agent_global_seed,
         )
-        logs = {name: self._logged(entry) for name, entry in (self._entries or {"": {"policy": _ANY}}).items()}
+        logs = {name: self._logged(entry) for name, entry in (self._entries or {"": {"policy": ANY_POLICY}}).items()}
         if self.behaviour == CLONED:
             for log, _, env in logs.values():
                 log.propensities = cloned_propensities(log, env.action_spaces_dict, config.seed)

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.annotations import override
-from maze.core.env.action_masks import masked_heads
+from maze.core.env.action_masks import allowed_values, masks_of_heads
 from maze.core.env.base_env import BaseEnv
 from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.structured_env import ActorID
@@ -27,6 +27,7 @@ from maze.core.log_stats.event_decorators import define_episode_stats, define_ep
 from maze.core.utils.config_utils import duration, positive_number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.utils.worker_pool import ProcessPool
+from maze.planning import planner
 from maze.planning.branches import (
     Actions,
     ArrayBranches,
@@ -36,14 +37,6 @@ from maze.planning.branches import (
     chance_in,
     simulation_of,
     stack_of,
-)
-from maze.planning.planner import (
-    ActionValues,
-    BranchSimulator,
-    Candidates,
-    FirstActions,
-    Planner,
-    gains_by_horizon,
 )
 
 if TYPE_CHECKING:
@@ -166,9 +159,9 @@ class RolloutPolicy(Policy):
         self.value = _critic(base, self.base) if value == "critic" else value_function(value, "policy.value")
         self._rng = np.random.default_rng()
         self._layers: list[Any] = []
-        self._simulate: BranchSimulator | _ProcessSimulator | None = None
+        self._simulate: planner.BranchSimulator | _ProcessSimulator | None = None
         self._is_warned = False
-        self.last_decision: ActionValues | None = None
+        self.last_decision: planner.ActionValues | None = None
         """What planning found at the latest decision."""
 
     @override(Policy)
@@ -198,13 +191,13 @@ class RolloutPolicy(Policy):
             batch = self._arrays[0].batch
             self._reported = SingleCoreEnv(batch(1))
             branches = ArrayBranches(batch, self.gamma)
-            self._simulate = BranchSimulator(branches, acting(self.base), self.horizon, self.value)
+            self._simulate = planner.BranchSimulator(branches, acting(self.base), self.horizon, self.value)
         elif self.n_processes > 1:
             self._simulate = _ProcessSimulator(self.n_processes, functools.partial(_simulator_of, *of_single))
         else:
             self._simulate = _simulator_of(*of_single)
         decisions, seconds = self.budget
-        self._planner = Planner(
+        self._planner = planner.Planner(
             self._simulate, self.scenarios, self.confidence, decisions, seconds, chance=chance, length=self.horizon
         )
         self._layers = layers
@@ -246,7 +239,7 @@ class RolloutPolicy(Policy):
         best = order[:num_candidates]
         return [dict(found.actions[index]) for index in best], [float(found.values[index]) for index in best]
 
-    def plan(self, observation: ObservationType, env: Any, actor_id: ActorID | None = None) -> ActionValues:
+    def plan(self, observation: ObservationType, env: Any, actor_id: ActorID | None = None) -> planner.ActionValues:
         """Compare the candidates of the next decision in an environment.
 
         :param observation: What the actor observes.
@@ -292,11 +285,11 @@ class RolloutPolicy(Policy):
             self._reported.load_maze_state(env.get_maze_state(), actor)
             core_env = self._reported
         found = simulation_of(env)
-        if isinstance(self._simulate, BranchSimulator) and found is not None:
+        if isinstance(self._simulate, planner.BranchSimulator) and found is not None:
             self._simulate.limit = found[1]
         return core_env.simulation
 
-    def _candidates(self, observation: ObservationType, env: Any, actor: ActorID) -> Candidates:
+    def _candidates(self, observation: ObservationType, env: Any, actor: ActorID) -> planner.Candidates:
         act = self.base.compute_action
         needs = (env.get_maze_state() if self.base.needs_state() else None, env if self.base.needs_env() else None)
         action = act(observation, *needs, actor, deterministic=True)
@@ -321,7 +314,7 @@ class RolloutPolicy(Policy):
         self.bind(env)
         act, found, rng = acting_in(env, self.base, deterministic=True), list[np.ndarray](), np.random.default_rng(0)
         simulate, n = self._simulate, self.scenarios
-        assert isinstance(simulate, BranchSimulator), "worker processes know one horizon only"
+        assert isinstance(simulate, planner.BranchSimulator), "worker processes know one horizon only"
         for env_seed, agent_seed in seeds:
             env.seed(env_seed)
             self.seed(agent_seed)
@@ -331,10 +324,10 @@ class RolloutPolicy(Policy):
                 if rng.random() < _SIMULATED_SHARE and len(actions := self._candidates(observation, env, actor)) > 1:
                     source, seed = self._source(stack_of(env)[0], observation, actor), int(rng.integers(2**62))
                     scenarios = np.tile(np.arange(n), len(actions))
-                    first = FirstActions(actions, np.repeat(np.arange(len(actions)), n))
+                    first = planner.FirstActions(actions, np.repeat(np.arange(len(actions)), n))
                     rows = np.zeros(len(scenarios), np.int64)
                     returns = simulate.at_horizons(source, rows, scenarios, first, seed, horizons)
-                    found.append(gains_by_horizon(returns.reshape(len(horizons), len(actions), n)))
+                    found.append(planner.gains_by_horizon(returns.reshape(len(horizons), len(actions), n)))
                 observation, _, done, _ = env.step(act(observation, actor))
         self.close()
         env.close()
@@ -348,18 +341,18 @@ class _ProcessSimulator:
     :param make: Makes the :class:`~maze.planning.planner.BranchSimulator` of a process.
     """
 
-    def __init__(self, n_processes: int, make: Callable[[], BranchSimulator]) -> None:
+    def __init__(self, n_processes: int, make: Callable[[], planner.BranchSimulator]) -> None:
         self._pool = ProcessPool(n_processes, modules=[__name__])
         self._pool.host("branches", lambda *_: make)
         self.n_decisions = 0
 
     def __call__(
-        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
+        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: planner.FirstActions, seed: int | None
     ) -> np.ndarray:
         content, n_parts = pickle.dumps(source), min(len(rows), _PARTS * self._pool.n_actors)
         parts = (slice(index, None, n_parts) for index in range(n_parts))
         pieces = (
-            (part, content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
+            (part, content, rows[part], scenarios[part], planner.FirstActions(first.actions, first.which[part]), seed)
             for part in parts
         )
         returns = np.empty(len(rows))
@@ -374,8 +367,10 @@ class _ProcessSimulator:
         self._pool.close()
 
 
-def _simulator_of(env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None) -> BranchSimulator:
-    return BranchSimulator(SingleBranches(env, gamma), acting(base), horizon, value)
+def _simulator_of(
+    env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None
+) -> planner.BranchSimulator:
+    return planner.BranchSimulator(SingleBranches(env, gamma), acting(base), horizon, value)
 
 
 def acting(policy: Policy) -> Callable[[Group], Actions]:
@@ -442,21 +437,15 @@ def candidate_actions(
 
 def _choices(space: spaces.Dict, observation: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
     """Return the values of each head that masks allow; `None`: some have no finite number."""
-    shapes = {key: np.shape(value) for key, value in observation.items()}
-    masks = {head: mask for mask, head in masked_heads(shapes, space, {})[0].items()}
+    masks = masks_of_heads(observation, space)
     found: dict[str, np.ndarray] = {}
     for head, part in space.spaces.items():
-        if isinstance(part, spaces.Discrete):
-            allowed = np.flatnonzero(np.asarray(observation[masks[head]]) > 0) if head in masks else np.arange(part.n)
-            found[head] = int(part.start) + (allowed if len(allowed) else np.arange(part.n))
-        elif isinstance(part, (spaces.MultiBinary, spaces.MultiDiscrete)):
-            sizes = np.ravel(getattr(part, "nvec", np.full(part.shape, 2)))
-            if np.prod(sizes, dtype=float) > 2**12:
-                return None
-            choices = np.array(list(itertools.product(*map(range, sizes))), part.dtype).reshape(-1, *part.shape)
-            found[head] = choices + np.asarray(getattr(part, "start", 0), part.dtype)
-        else:
+        if not isinstance(part, (spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)):
             return None
+        values = allowed_values(part, observation[masks[head]] if head in masks else None)
+        if len(values) > 1 and np.prod([len(each) for each in values], dtype=float) > 2**12:
+            return None
+        found[head] = np.array(list(itertools.product(*values)), part.dtype).reshape(-1, *(part.shape or ()))
     return found
 
 

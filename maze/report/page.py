@@ -315,12 +315,6 @@ class Chart:
         return {"name": self.name, "kind": self.kind, "series": series}
 
 
-def chart_of_statistic(event: str, paths: Sequence[StatisticsOfPath], is_large: bool = False) -> list[Chart]:
-    """Return the chart of an event's mean with its spread, one line per prefix; empty if there is no such event."""
-    charts = [chart for chart in charts_of_columns(paths) if chart.name == event and chart.is_spread]
-    return [Chart(each.name, each.series, each.kind, is_large, is_spread=True) for each in charts]
-
-
 def charts_of_columns(paths: Sequence[StatisticsOfPath]) -> Iterator[Chart]:
     """Yield charts of all statistics: one for mean and spread of an event, one for all shares of a distribution.
 

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -60,8 +60,9 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
     :param written: Time that the page shows.
     :param error: Error of a failed run.
     """
-    paths = list(progress.paths.values())
-    charts = [chart for chart in page.charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
+    returns, charts = list[page.Chart](), list[page.Chart]()
+    for chart in page.charts_of_columns(list(progress.paths.values())):
+        (returns if chart.name == RETURN and chart.is_spread else charts).append(chart)
     config = page.details("The whole configuration", facts.config) if facts.config else ""
     since = "" if facts.started is None else f"started {facts.started:%Y-%m-%d %H:%M:%S}, "
     return page.Page(
@@ -72,7 +73,7 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
         error=error,
         sections=[
             page.page_section("Summary", page.tiles(_tiles(progress)), facts=page.fact_list(facts.facts)),
-            page.page_section("Return of episodes", charts=page.chart_of_statistic(RETURN, paths, is_large=True)),
+            page.page_section("Return of episodes", charts=[replace(chart, is_large=True) for chart in returns]),
             *chart_sections(charts),
             page.page_section("All statistics", '<div class="statistics-table"></div>'),
             page.page_section("Settings", page.fact_list(facts.settings) + config),

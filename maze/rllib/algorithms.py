@@ -25,32 +25,20 @@ SET_BY_RUNNER: Mapping[str, str] = {
 """Keys of RLlib that are not allowed in `algorithm.config`, and the keys of Maze that replace them."""
 
 
-@dataclass(frozen=True)
-class RLlibAlgorithm:
-    """An algorithm of RLlib.
-
-    :param name: RLlib's name.
-    :param needs_single_action: Whether it needs a single `Discrete` or `Box` action, not a dictionary.
-    """
-
-    name: str
-    needs_single_action: bool = False
+ALGORITHMS = ("PPO", "APPO", "IMPALA", "DQN", "SAC")
+"""The supported algorithms, by RLlib's names."""
+NEED_SINGLE_ACTION = ("DQN", "SAC")
+"""Algorithms that need a single `Discrete` or `Box` action, not a dictionary."""
 
 
-ALGORITHMS: Mapping[str, RLlibAlgorithm] = {
-    name: RLlibAlgorithm(name, needs_single_action=name in ("DQN", "SAC"))
-    for name in ("PPO", "APPO", "IMPALA", "DQN", "SAC")
-}
-
-
-def find_algorithm(name: Any) -> RLlibAlgorithm:
-    """Return the algorithm with a name; Ray is not needed.
+def find_algorithm(name: Any) -> str:
+    """Return RLlib's name of an algorithm; Ray is not needed.
 
     :raises ConfigError: It is not supported; lists the supported ones.
     """
     if str(name).upper() not in ALGORITHMS:
         raise unknown_key_error("algorithm.algorithm", str(name), ALGORITHMS)
-    return ALGORITHMS[str(name).upper()]
+    return str(name).upper()
 
 
 def require_ray() -> None:
@@ -58,21 +46,22 @@ def require_ray() -> None:
     optional_package("ray.rllib.algorithms.algorithm_config", "rllib", "-cn conf_rllib: RLlib cannot be imported")
 
 
-def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
+def configured(algorithm: str, values: Mapping[str, Any]) -> Any:
     """Return RLlib's configuration with the hyperparameters of `algorithm.config`.
 
+    :param algorithm: RLlib's name of the algorithm.
     :param values: Hyperparameters by RLlib's names; missing ones keep RLlib's defaults.
     :raises ConfigError: RLlib has no such hyperparameter, or does not accept its value.
     """
-    module = importlib.import_module(f"ray.rllib.algorithms.{algorithm.name.lower()}")
-    config = getattr(module, f"{algorithm.name}Config")()
+    module = importlib.import_module(f"ray.rllib.algorithms.{algorithm.lower()}")
+    config = getattr(module, f"{algorithm}Config")()
     known = known_hyperparameters(config)
     for key, value in values.items():
         where = f"algorithm.config.{key}"
         if key in SET_BY_RUNNER:
             raise ConfigError(f"{where}: set {SET_BY_RUNNER[key]} instead.")
         if key not in known:
-            raise ConfigError(f"{where}: {algorithm.name} has no such hyperparameter.{did_you_mean(key, known)}")
+            raise ConfigError(f"{where}: {algorithm} has no such hyperparameter.{did_you_mean(key, known)}")
         try:
             config.update_from_dict({key: value})
         except Exception as error:  # RLlib's checks raise any type

@@ -15,13 +15,7 @@ from ray.rllib.algorithms.sac import sac_learner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.distribution.distribution import Distribution
 from ray.rllib.core.learner.utils import make_target_network
-from ray.rllib.core.rl_module.apis import (
-    TARGET_NETWORK_ACTION_DIST_INPUTS,
-    InferenceOnlyAPI,
-    QNetAPI,
-    TargetNetworkAPI,
-    ValueFunctionAPI,
-)
+from ray.rllib.core.rl_module import apis
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.schedules.scheduler import Scheduler
@@ -223,7 +217,7 @@ class MazeRLModule(TorchRLModule):
         return self.action_dist_cls.join(outputs), embeddings
 
 
-class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
+class PolicyGradientModule(MazeRLModule, apis.InferenceOnlyAPI, apis.ValueFunctionAPI):
     """Policy network and state critic, for PPO and IMPALA."""
 
     @override(MazeRLModule)
@@ -259,7 +253,7 @@ class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
             outputs[Columns.EMBEDDINGS] = embeddings
         return outputs
 
-    @override(ValueFunctionAPI)
+    @override(apis.ValueFunctionAPI)
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
         """Return values `[B]`; shared embeddings are computed if they are not given."""
         inputs = self.float_observations(batch[Columns.OBS])
@@ -272,22 +266,22 @@ class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         values: torch.Tensor = value["value"] if isinstance(value, dict) else value
         return values
 
-    @override(InferenceOnlyAPI)
+    @override(apis.InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
         return ["critic_net"]
 
 
-class PolicyTarget(TargetNetworkAPI):
+class PolicyTarget(apis.TargetNetworkAPI):
     """Mixin of modules with a target policy network."""
 
     policy_net: nn.Module
     target_policy_net: nn.Module
 
-    @override(TargetNetworkAPI)
+    @override(apis.TargetNetworkAPI)
     def make_target_networks(self) -> None:
         self.target_policy_net = make_target_network(self.policy_net)
 
-    @override(TargetNetworkAPI)
+    @override(apis.TargetNetworkAPI)
     def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         return [(self.policy_net, self.target_policy_net)]
 
@@ -295,13 +289,13 @@ class PolicyTarget(TargetNetworkAPI):
 class TargetPolicyModule(PolicyGradientModule, PolicyTarget):
     """Policy network, target policy network and state critic, for APPO."""
 
-    @override(TargetNetworkAPI)
+    @override(apis.TargetNetworkAPI)
     def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
         with torch.no_grad():
             logits = self.policy_outputs(batch[Columns.OBS], self.target_policy_net)[0]
-        return {TARGET_NETWORK_ACTION_DIST_INPUTS: logits}
+        return {apis.TARGET_NETWORK_ACTION_DIST_INPUTS: logits}
 
-    @override(InferenceOnlyAPI)
+    @override(apis.InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
         return [*super().get_non_inference_attributes(), "target_policy_net"]
 
@@ -309,7 +303,7 @@ class TargetPolicyModule(PolicyGradientModule, PolicyTarget):
 # -- action values -----------------------------------------------------------------------------------------------------
 
 
-class QPolicyModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, PolicyTarget):
+class QPolicyModule(MazeRLModule, apis.InferenceOnlyAPI, apis.QNetAPI, PolicyTarget):
     """For DQN: the logits of the policy network are the values of the actions. A critic is not used."""
 
     @override(MazeRLModule)
@@ -353,15 +347,15 @@ class QPolicyModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, PolicyTarget):
             outputs[QF_TARGET_NEXT_PREDS] = self.forward_target(following)[QF_PREDS]
         return outputs
 
-    @override(QNetAPI)
+    @override(apis.QNetAPI)
     def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {QF_PREDS: self._values(batch)}
 
-    @override(TargetNetworkAPI)
+    @override(apis.TargetNetworkAPI)
     def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {QF_PREDS: self.policy_outputs(batch[Columns.OBS], self.target_policy_net)[0]}
 
-    @override(InferenceOnlyAPI)
+    @override(apis.InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
         return ["target_policy_net"]
 
@@ -369,7 +363,7 @@ class QPolicyModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, PolicyTarget):
         return self.policy_outputs(batch[Columns.OBS])[0]
 
 
-class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetworkAPI):
+class SoftActorCriticModule(MazeRLModule, apis.InferenceOnlyAPI, apis.QNetAPI, apis.TargetNetworkAPI):
     """For SAC: a policy network and the pair of networks of a state-action critic, with their targets."""
 
     @override(MazeRLModule)
@@ -446,25 +440,25 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
             "q_curr": q_curr,
         }
 
-    @override(QNetAPI)
+    @override(apis.QNetAPI)
     def compute_q_values(self, batch: dict[str, Any], squeeze: bool = True) -> torch.Tensor:
         return self._of_batch(self.qf, self.qf_twin, batch)
 
-    @override(TargetNetworkAPI)
+    @override(apis.TargetNetworkAPI)
     def make_target_networks(self) -> None:
         for network, target in self.get_target_network_pairs():
             target.load_state_dict(network.state_dict())
             target.requires_grad_(False)
 
-    @override(TargetNetworkAPI)
+    @override(apis.TargetNetworkAPI)
     def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         return [(self.qf, self.target_qf), (self.qf_twin, self.target_qf_twin)]
 
-    @override(TargetNetworkAPI)
+    @override(apis.TargetNetworkAPI)
     def forward_target(self, batch: dict[str, Any], squeeze: bool = True) -> torch.Tensor:
         return self._of_batch(self.target_qf, self.target_qf_twin, batch)
 
-    @override(InferenceOnlyAPI)
+    @override(apis.InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
         return ["qf", "qf_twin", "target_qf", "target_qf_twin"]
 

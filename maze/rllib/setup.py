@@ -23,7 +23,7 @@ from maze.core.utils.factory import TARGET_KEY
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.rllib import rl_module
-from maze.rllib.algorithms import RLlibAlgorithm, TuneParameters
+from maze.rllib.algorithms import NEED_SINGLE_ACTION, TuneParameters
 from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, module_id, module_of_agent, step_key_of
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.train.parallelization.on_ray.session import ray_session, require_cpus
@@ -51,7 +51,7 @@ class TrainingSetup:
     """Parts of a run with RLlib.
 
     :param runner: The runner, with its settings and seeds.
-    :param algorithm: The algorithm.
+    :param algorithm: RLlib's name of the algorithm.
     :param config: Its configuration, with the user's hyperparameters.
     :param model: Configuration of the model, as plain data; without a class, RLlib builds the model.
     :param spaces_dicts: `action_spaces_dict`, `observation_spaces_dict` and `agent_counts_dict`.
@@ -59,7 +59,7 @@ class TrainingSetup:
     """
 
     runner: MazeRLlibRunner
-    algorithm: RLlibAlgorithm
+    algorithm: str
     config: Any
     model: dict[str, Any]
     spaces_dicts: dict[str, Any]
@@ -70,7 +70,7 @@ class TrainingSetup:
         self._step_keys = list(self.spaces_dicts["action_spaces_dict"])
         self._is_flat = len(self._step_keys) == 1 and all(n == 1 for n in counts.values())
         self._is_default_model = TARGET_KEY not in self.model
-        self._module_class = _MODULES[self.algorithm.name]
+        self._module_class = _MODULES[self.algorithm]
 
     def build(self, resources: ExitStack, parameters: TuneParameters, input_file: Path | None) -> RLlibTraining:
         """Start Ray and build the algorithm.
@@ -134,7 +134,7 @@ class TrainingSetup:
         if policy is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
         for name, plain in (("dueling", False), ("noisy", False), ("num_atoms", 1)):
-            if self.algorithm.name == "DQN" and getattr(self.config, name) != plain:
+            if self.algorithm == "DQN" and getattr(self.config, name) != plain:
                 raise ConfigError(
                     f"algorithm.config.{name}: DQN with a Maze model takes the policy network's logits as the values "
                     f"of actions, which is neither dueling, noisy nor distributional. Set it to {plain}, or choose "
@@ -144,7 +144,7 @@ class TrainingSetup:
         if self._is_flat:
             modules = {_DEFAULT_MODULE: next(iter(modules.values()))}
         policy.seed(self.runner.maze_seeding.generate_agent_instance_seed())
-        critic = None if self.algorithm.name == "DQN" else composer.critic  # DQN trains none
+        critic = None if self.algorithm == "DQN" else composer.critic  # DQN trains none
         trained = policy if critic is None else TorchActorCritic(policy=policy, critic=critic, device="cpu")
         if input_file is not None:
             state = load_state(input_file)
@@ -160,11 +160,11 @@ class TrainingSetup:
         """
         options = {name: getattr(self.config, name) for name in ("double_q", "epsilon") if hasattr(self.config, name)}
         head = None
-        if self.algorithm.needs_single_action:
+        if self.algorithm in NEED_SINGLE_ACTION:
             head, *more = self.spaces_dicts["action_spaces_dict"][self._step_keys[0]].spaces
             if more or not self._is_flat:
                 raise ConfigError(
-                    f"rllib/algorithm={self.algorithm.name.lower()}: expected a flat environment with a single "
+                    f"rllib/algorithm={self.algorithm.lower()}: expected a flat environment with a single "
                     f"Discrete or Box action, found the sub-steps {self._step_keys} with the agents "
                     f"{list(self.spaces_dicts['agent_counts_dict'].values())} and the actions {[head, *more]}. Choose "
                     "ppo, appo or impala."
@@ -190,7 +190,7 @@ class TrainingSetup:
 
         :param model: The model; `None`: RLlib builds one.
         """
-        config, seeding, needs_single_action = self.config, self.runner.maze_seeding, self.algorithm.needs_single_action
+        config, seeding = self.config, self.runner.maze_seeding
         n_heads, n_observations = (
             len(self.spaces_dicts[name][self._step_keys[0]].spaces)
             for name in ("action_spaces_dict", "observation_spaces_dict")
@@ -199,7 +199,7 @@ class TrainingSetup:
         env_config = EnvConfig(
             factory=self.env_factory,
             seed=seeding.generate_env_instance_seed(),
-            is_single_action=self._is_flat and (needs_single_action or (is_plain and n_heads == 1)),
+            is_single_action=self._is_flat and (self.algorithm in NEED_SINGLE_ACTION or (is_plain and n_heads == 1)),
             is_single_observation=is_plain and n_observations == 1,
             normalized=() if model is None else tuple(model.statistics.names),
         )

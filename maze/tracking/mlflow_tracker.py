@@ -38,7 +38,6 @@ class MlflowTracker(Tracker):
     :param experiment: Name of the experiment.
     :param figures: Whether to log the figures of `define_plot`.
     :param checkpoints: Whether to upload the weights at the end.
-    :param clock: Returns seconds from any origin.
     :raises ConfigImportError: The package is not installed.
     """
 
@@ -50,7 +49,6 @@ class MlflowTracker(Tracker):
         experiment: str = "maze",
         figures: bool = True,
         checkpoints: bool = True,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(figures, checkpoints)
         tracking = optional_package("mlflow.tracking", "tracking", "tracking: mlflow is not installed")
@@ -59,7 +57,6 @@ class MlflowTracker(Tracker):
         self._new_client: Callable[..., Any] = tracking.MlflowClient
         self._uri: str | None = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or None
         self._experiment = experiment
-        self._clock = clock
         self._client: Any = None
         self._run_id = ""
         self._metrics: list[Any] = []
@@ -97,7 +94,7 @@ class MlflowTracker(Tracker):
 
         now, position = int(time.time() * 1000), step if n_env_steps is None else n_env_steps
         self._metrics += [Metric(_permitted(f"{path}/{name}"), value, now, position) for name, value in numbers.items()]
-        if self._clock() >= self._next_request:
+        if time.monotonic() >= self._next_request:
             self._send()
 
     @override(Tracker)
@@ -119,7 +116,7 @@ class MlflowTracker(Tracker):
         metrics, self._metrics = self._metrics, []
         for start in range(0, len(metrics), _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
-        self._next_request = self._clock() + _INTERVAL
+        self._next_request = time.monotonic() + _INTERVAL
 
     def _experiment_id(self, artifacts: str | None) -> str:
         from mlflow.exceptions import MlflowException

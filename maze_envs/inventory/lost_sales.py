@@ -89,11 +89,12 @@ class LostSales(Stores):
         usual = [distribution(name, mean_demand) for name in demands]
         probabilities = [with_surges(each, surge_probability, surge_units) for each in usual]
         longest = max(map(len, probabilities))
+        padded = np.array([np.pad(each, (0, longest - len(each))) for each in probabilities])
         super().__init__(
             n_envs,
             {0: ("order", max_order)},
             lowest_stock=0.0,
-            probabilities=np.squeeze([np.pad(each, (0, longest - len(each))) for each in probabilities]),
+            probabilities=padded if len(padded) > 1 else padded[0],
             lead_time=lead_time,
             initial_units=round(mean_demand),
             warm_up=warm_up,
@@ -117,7 +118,12 @@ class LostSales(Stores):
     def reset_rows(self, rows: np.ndarray) -> None:
         super().reset_rows(rows)
         if self.reward_scale == NEWSVENDOR:
-            self.newsvendor_cost[rows] = self._newsvendor_cost()[rows]
+            self.newsvendor_cost[rows] = costs = self._newsvendor_cost()[rows]
+            if not costs.all():
+                raise ConfigError(
+                    f"env.reward_scale: {NEWSVENDOR} divides rewards by the least expected cost of a period, which is "
+                    "0 because the demand does not vary. Set a number."
+                )
 
     @override(Stores)
     def distributions(self) -> np.ndarray | None:

@@ -266,6 +266,7 @@ def test_a_heuristic_that_fails_ends_the_improvement() -> None:
         ({"n_episodes": 20}, "n_episodes: expected at least 200"),
         ({"budget_s": 1e-4}, "20 episodes of the heuristic take more than"),
         ({"heuristic": None}, "policy: name the heuristic"),
+        ({"minimize": "wast"}, "The episodes have no measure wast"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

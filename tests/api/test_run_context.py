@@ -23,8 +23,9 @@ from maze.api.run_context import RunContext
 from maze.api.utils import RunContextError, RunMode
 from maze.cli.run_summary import run_commands
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import StatsContext
+from maze.core.log_stats.log_stats import LogStatsKey, StatsContext
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.utils.checkpoint import load_state
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -441,10 +442,11 @@ def test_a_policy_is_imitated_from_its_trajectories() -> None:
     expert = RunContext(policy="dummy_cartpole", overrides={**CARTPOLE, **SEEDS}, silent=True)
     recorded = expert.rollout(n_episodes=3, max_episode_steps=40).attrs["trajectory_dir"]
     short = {"algorithm.max_episode_steps": 20}
-    by_directory = context("bc", overrides={"runner.dataset.dir_or_file": recorded, **short})
+    evaluated = {"algorithm.n_eval_episodes": 3}
+    by_directory = context("bc", overrides={"runner.dataset.dir_or_file": recorded, **short, **evaluated})
     by_directory.train(n_epochs=1)
     by_directory.train(n_epochs=1)
-    assert by_directory.evaluate(n_episodes=1)
+    assert by_directory.evaluate()[LogStatsKey(BaseEnvEvents.reward, "episode_count", None)] == 3
     dataset = InMemoryDataset(input_data=recorded, conversion_env_factory=cartpole)
     by_object = context("bc", overrides={"runner.dataset": dataset, **short})
     by_object.train(n_epochs=1)

@@ -129,6 +129,7 @@ USAGE_ERRORS = [
 CONFIG_ERRORS = [
     (["env.name=CartPole-v99"], "CartPole-v99"),
     (["env.name=CardPole-v1"], "CartPole-v1"),
+    (["env.name=CardPole-v1", "runner=parallel", "runner.n_processes=2"], "CartPole-v1"),
     (["env._target_=no_such_package.make"], "no_such_package"),
     (["env._target_=os.system"], "refused"),
     (["+runner.renderr=1"], "unknown argument `renderr` (did you mean `render`?)"),

@@ -72,8 +72,11 @@ FILES = {
         hydra:
           run:
             dir: ${log_base_dir}/mine/${now:%Y-%m-%d_%H-%M-%S}
-          job:
-            chdir: true
+        """,
+    "conf/small_conf.yaml": """
+        defaults:
+          - env: gym_env
+          - runner: sequential
         """,
     "conf/runner/greeting.yaml": """
         # @package runner
@@ -121,6 +124,7 @@ COMMANDS = [
     ("-cd your_project/conf -cn my_own_conf", SHORT_ROLLOUT),
     ("-cd your_project/conf -cn conf_train +experiment=my_experiment", SHORT_TRAINING),
     ("-cd your_project/conf runner=greeting", ()),
+    ("-cd your_project/conf -cn small_conf runner=greeting", ()),
 ]
 
 

@@ -18,7 +18,7 @@ from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
-from maze.distributions.samplers import most_probable
+from maze.distributions.probabilities import most_probable
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.distributions.utils import atanh, tensor_clamp
 
@@ -179,6 +179,10 @@ def test_bounded_distributions_refuse_unbounded_and_empty_boxes(dist_type):
         dist_type(torch.zeros(2), spaces.Box(-np.inf, 1.0, (1,)), 1.0)
     with pytest.raises(ConfigError, match="low < high"):
         dist_type.required_logits_shape(spaces.Box(1.0, 1.0, (1,)))
+    widest = float(np.finfo(np.float32).max)
+    for low, high in ((-widest, widest), (-2 * widest, 2 * widest), (0.0, 1e-60)):
+        with pytest.raises(ConfigError, match="a width within the range of float32"):
+            dist_type.required_logits_shape(spaces.Box(low, high, (1,), np.float64))
 
 
 def test_integer_boxes_and_shifted_discrete_spaces_are_refused():

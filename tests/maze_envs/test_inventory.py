@@ -29,6 +29,27 @@ def test_demands_have_their_means_and_sum_to_one():
         distribution("normal", 5.0)
 
 
+@pytest.mark.parametrize("mean", [599.0, 601.0, 746.0, 1e5])
+def test_poisson_demand_has_equal_mean_and_variance_for_large_means(mean):
+    probabilities = poisson(mean)
+    demands = np.arange(len(probabilities))
+    assert probabilities.sum() == pytest.approx(1.0, abs=1e-9)
+    assert probabilities @ demands == pytest.approx(mean, rel=1e-6)
+    assert probabilities @ (demands - mean) ** 2 == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize("demand", ["poisson", "geometric"])
+def test_stores_without_demand_sell_nothing(demand):
+    stores = LostSales(2, demand=demand, mean_demand=0.0, lead_time=1)
+    stores.begin(np.arange(2))
+    stores.advance({"order": np.array([0, 3])})
+    assert stores.advance({"order": np.array([0, 0])})[0].tolist() == [0.0, -3.0]
+    with pytest.raises(ConfigError, match="demand does not vary"):
+        LostSales(1, demand=demand, mean_demand=0.0, reward_scale="newsvendor").begin(np.arange(1))
+    with pytest.raises(ConfigError, match=r"env\.mean_demand: expected a finite number of at least 0, found -1"):
+        LostSales(1, demand=demand, mean_demand=-1.0)
+
+
 @pytest.mark.parametrize(("penalty", "lead_time"), ZIPKIN_POISSON)
 def test_the_optimum_of_lost_sales_is_the_published_one(penalty, lead_time):
     found = lost_sales_cost(LostSales(1, lead_time=lead_time, penalty=penalty), largest_order=12, tolerance=1e-3)

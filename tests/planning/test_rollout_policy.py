@@ -152,6 +152,11 @@ def test_candidates_of_vectors_of_choices_begin_with_their_starts() -> None:
     assert chosen[0] == (6, -1, 1)
     assert sorted(chosen) == list(itertools.product((5, 6), (-1, 0), (0, 1)))
     assert all(space.contains(dict(action)) for action in found[1:])
+    seen = {"a_mask": np.array([0, 1, 1, 1]), "b_mask": np.array([0])}
+    found = candidate_actions(
+        {"a": np.array([6, 0]), "b": np.array([0])}, space, seen, 64, np.random.default_rng(0), dict
+    )
+    assert [(*action["a"].tolist(), *action["b"].tolist()) for action in found] == [(6, 0, 0), (6, -1, 0)]
 
 
 def played(env: Any, policy: Policy, n_steps: int, seed: int = 1) -> float:

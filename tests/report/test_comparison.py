@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.errors import ConfigError
 from maze.evaluation.comparison import Comparison, ContextComparison, PlayedEpisodes, comparison_page
 from maze.evaluation.gate import GateRunner, read_thresholds
 from maze.evaluation.runners import ComparisonRunner
@@ -19,6 +22,7 @@ from maze.maze_cli import main
 from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
 
+GYM = "maze.core.wrappers.maze_gym_env_wrapper.GymMazeEnv"
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
@@ -218,6 +222,20 @@ def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert "runner.minimize: the episodes have no wast" in capsys.readouterr().err
     assert compare(*arguments, "runner.n_episodes=2", "runner.max_episode_steps=3", "runner.maximize=[sped]") == 1
     assert "runner.maximize: the episodes have no sped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("runner", "n_episodes"), [(ComparisonRunner, 3), (GateRunner, 200)])
+def test_a_measure_that_is_missing_ends_the_command_after_the_first_episode(
+    runner: type[ComparisonRunner], n_episodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(RandomPolicy, "seed", lambda self, seed: seeds.append(seed))
+    random = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    command = runner({"a": random, "b": random}, n_episodes, minimize="wast", max_episode_steps=2)
+    command.setup(OmegaConf.create({"env": {"_target_": GYM, "env": "CartPole-v1"}}))
+    with pytest.raises(ConfigError, match=r"wast.* return, steps"):
+        command.run()
+    assert len(seeds) <= 2
 
 
 @pytest.mark.parametrize(("given", "names"), [("waste", ["waste"]), (["waste", "late"], ["waste", "late"]), (None, [])])

@@ -7,13 +7,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from omegaconf import OmegaConf
 
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
@@ -24,13 +25,16 @@ from maze.core.rendering.offscreen import RecordedFramesRenderer
 from maze.core.rendering.trajectory_page import write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.evaluation.inspection import _temporal_differences, inspected_episode
+from maze.evaluation.runners import InspectionRunner, ReplayRunner
 from maze.maze_cli import main
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
 from tests.api.shorter import SHORTER
@@ -104,6 +108,45 @@ def test_the_command_shows_the_outputs_of_the_networks() -> None:
         assert head["taken"] == [int(log_probs.argmax())]
         (gradient,) = torch.autograd.grad(log_probs[head["taken"][0]], seen)
         np.testing.assert_allclose(decision["observation"][0]["importance"], gradient[0].abs(), rtol=5e-2, atol=1e-5)
+
+
+class Counted(GymMazeEnv):
+    """Counts which of its environments are open."""
+
+    open_envs: ClassVar[set[int]] = set()
+    n_made: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__("CartPole-v1")
+        Counted.n_made += 1
+        self._number = Counted.n_made
+        self.open_envs.add(self._number)
+
+    def close(self) -> None:
+        super().close()
+        self.open_envs.discard(self._number)
+
+
+def test_environments_of_all_policies_are_closed() -> None:
+    cfg = OmegaConf.create({"env": {"_target_": f"{__name__}.Counted"}})
+    random = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    inspected = InspectionRunner({"acts": random, "other": random}, n_episodes=2, max_episode_steps=3)
+    inspected.setup(cfg)
+    inspected.run()
+    env = Counted()
+    recording: Any = TrajectoryRecordingWrapper.wrap(env)
+    recording.seed(1)
+    recording.reset()
+    recording.step({"action": 0})
+    record = recording.episode_record
+    recording.publish_trajectory()
+    TrajectoryWriterFile("stored").write(record)
+    env.close()
+    replayed = ReplayRunner("stored", what_if={"step": 0, "policy": random}, max_episode_steps=3)
+    replayed.setup(cfg)
+    replayed.run()
+    assert Counted.n_made >= 6
+    assert not Counted.open_envs
 
 
 def test_all_sub_steps_of_a_step_are_shown() -> None:

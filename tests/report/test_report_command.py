@@ -67,6 +67,16 @@ def test_seeds_of_one_experiment_are_one_line_with_an_interval(tmp_path: Path) -
     assert robust == "8 [5.5159, 10.484]", "4.303 / sqrt(3) to each side: Student's t with two degrees of freedom"
 
 
+def test_the_report_of_several_runs_leaves_their_own_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [make_run(tmp_path / str(seed), 6.0, seed=seed) for seed in (1, 2)]
+    assert main(["--report", str(runs[0])]) == 0
+    own = (runs[0] / REPORT_FILE).read_bytes()
+    monkeypatch.chdir(tmp_path)
+    assert main(["--report", *map(str, runs)]) == 0
+    assert (runs[0] / REPORT_FILE).read_bytes() == own
+    assert "2 seeds of one experiment" in Path(REPORT_FILE).read_text(encoding="utf-8")
+
+
 def test_runs_are_named_by_their_differences(tmp_path: Path) -> None:
     """A directory stands for the runs in it; what has no statistics is left out by name."""
     for seed, (lr, level) in enumerate([(0.1, 1.0), (0.1, 3.0), (0.2, 4.0)]):

@@ -255,20 +255,20 @@ def test_weights_that_are_not_finite_are_named() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_hyperparameter_of_the_option_is_known_to_rllib(name: str) -> None:
     values = read_config(CONF / "rllib" / "algorithm" / f"{name.lower()}.yaml")["config"]
-    config = configured(ALGORITHMS[name], values)
+    config = configured(name, values)
     assert set(values) <= set(known_hyperparameters(config))
     assert config.gamma == values["gamma"]
 
 
 def test_an_unknown_hyperparameter_is_an_error_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.config\.clip_parm.*Did you mean `clip_param`"):
-        configured(ALGORITHMS["PPO"], {"clip_parm": 0.1})
+        configured("PPO", {"clip_parm": 0.1})
 
 
 @pytest.mark.parametrize("key", SET_BY_RUNNER)
 def test_settings_of_maze_override_those_of_rllib(key: str) -> None:
     with pytest.raises(ConfigError, match=r"set .* instead"):
-        configured(ALGORITHMS["PPO"], {key: 1})
+        configured("PPO", {key: 1})
 
 
 # -- environments ------------------------------------------------------------------------------------------------------

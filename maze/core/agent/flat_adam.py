@@ -85,17 +85,21 @@ class FlatAdam:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return moments and step counts by position of the network; loads with `weights_only=True`."""
+        """Return moments and step counts by name of the network; loads with `weights_only=True`."""
         return {
-            str(index): {name: getattr(network, name).clone() for name in _ADAM_STATE}
-            for index, network in enumerate(self._networks.values())
+            str(key): {name: getattr(network, name).clone() for name in _ADAM_STATE}
+            for key, network in self._networks.items()
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state_dict` returned, with the current learning rate."""
-        for index, network in enumerate(self._networks.values()):
+        """Continue from a state that :meth:`state_dict` returned, with the current learning rate.
+
+        :param state_dict: The state; networks that it has in addition are ignored.
+        """
+        for index, (key, network) in enumerate(self._networks.items()):
+            state = state_dict[str(key) if str(key) in state_dict else str(index)]  # earlier states: by position
             for name in _ADAM_STATE:
-                getattr(network, name).copy_(state_dict[str(index)][name])
+                getattr(network, name).copy_(state[name])
 
 
 _ADAM_STATE = ("mean", "square", "n_steps")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,18 @@ from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
-from maze.core.env.action_masks import CANDIDATES_SUFFIX, masked_heads
+from maze.core.env.action_masks import CANDIDATES_SUFFIX, drawn_value, masks_of_heads
 from maze.core.env.structured_env import ActorID, StepKeyType
 
 
 class RandomPolicy(Policy):
     """Draw all actions uniformly from the action spaces (unbounded ones: as gymnasium does).
 
-    `Discrete` heads with an action mask among the observations are sampled from the actions that it allows (positive).
-    The mask of a head is the observation whose name ends with `mask` and that has as many entries as the head has
-    choices, where there is only one such head. A mask that allows nothing is taken for none.
+    Heads with an action mask among the observations are sampled from the actions that it allows (positive). The mask of
+    a `Discrete` head is the observation whose name ends with `mask` and that has as many entries as the head has
+    choices, where there is only one such head; that of others is `<head>_mask`, or `action_mask` of a single head, with
+    an entry for each value of each choice (`MultiDiscrete`) or each bit (`MultiBinary`). A mask that allows nothing is
+    taken for none.
 
     :param action_spaces_dict: Action spaces by step key. They are neither seeded nor sampled themselves.
     :param masks: Action heads by the observations that are their masks, where names and sizes are ambiguous.
@@ -32,7 +33,7 @@ class RandomPolicy(Policy):
     ) -> None:
         self.action_spaces_dict = action_spaces_dict
         self.masks = dict(masks or {})
-        self._samplers = {key: _sampler_of(space) for key, space in action_spaces_dict.items()}
+        self._sampled_spaces = copy.deepcopy(dict(action_spaces_dict))
         self._masked_heads: dict[Any, dict[str, str]] = {}
         self._rng = np.random.default_rng()
 
@@ -49,20 +50,16 @@ class RandomPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> Any:
-        action = for_actor(self._samplers, actor_id, "action_spaces_dict")(self._rng)
-        if not isinstance(observation, Mapping):
+        space = for_actor(self._sampled_spaces, actor_id, "action_spaces_dict")
+        action = _sampled(space, self._rng)
+        if not isinstance(observation, Mapping) or not isinstance(space, spaces.Dict):
             return action
         # heads with masked choices are sampled again; masks do not change the samples of other heads
-        step_key = next(iter(self._samplers)) if actor_id is None else actor_id[0]
+        step_key = None if actor_id is None else actor_id[0]
         if step_key not in self._masked_heads:
-            space, shapes = self.action_spaces_dict[step_key], {key: np.shape(of) for key, of in observation.items()}
-            found = masked_heads(shapes, space, self.masks)[0] if isinstance(space, spaces.Dict) else {}
-            self._masked_heads[step_key] = found
-        for mask, head in self._masked_heads[step_key].items():
-            allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
-            if len(allowed):
-                start = int(self.action_spaces_dict[step_key][head].start)  # type: ignore[index]  # a Dict
-                action[head] = np.int64(start + allowed[self._rng.integers(len(allowed))])
+            self._masked_heads[step_key] = masks_of_heads(observation, space, self.masks)
+        for head, mask in self._masked_heads[step_key].items():
+            action[head] = drawn_value(space[head], observation[mask], self._rng.integers)
         return action
 
     @override(Policy)
@@ -80,30 +77,14 @@ class RandomPolicy(Policy):
         return actions, [1.0 / n_candidates] * n_candidates
 
 
-def _sampler_of(space: spaces.Space[Any]) -> Callable[[np.random.Generator], Any]:
-    """Return a function that samples the space without a generator of its own."""
+def _sampled(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
+    """Sample a space without its own generator where that is possible."""
     if isinstance(space, spaces.Dict):
-        return partial(_from_dict, {key: _sampler_of(part) for key, part in space.spaces.items()})
+        return {key: _sampled(part, rng) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
-        return partial(_from_discrete, int(space.start), int(space.start + space.n))
+        return np.int64(rng.integers(int(space.start), int(space.start + space.n)))
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return partial(_from_box, space.low, space.high, space.dtype)
-    return partial(_from_space, copy.deepcopy(space))
-
-
-def _from_dict(samplers: Mapping[str, Callable[..., Any]], rng: np.random.Generator) -> dict[str, Any]:
-    return {key: sampler(rng) for key, sampler in samplers.items()}
-
-
-def _from_discrete(low: int, high: int, rng: np.random.Generator) -> Any:
-    return np.int64(rng.integers(low, high))
-
-
-def _from_box(low: np.ndarray, high: np.ndarray, dtype: Any, rng: np.random.Generator) -> np.ndarray:
-    return np.asarray(rng.uniform(low, high), dtype)  # of a space without dimensions it is a number
-
-
-def _from_space(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
+        return np.asarray(rng.uniform(space.low, space.high), space.dtype)  # without dimensions it is a number
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 

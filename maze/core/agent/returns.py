@@ -1,6 +1,6 @@
-"""Advantages and returns as pure functions of time-major arrays.
+"""Advantages and returns: pure functions of time-major arrays, and return functions of whole trajectories.
 
-All functions take NumPy arrays or torch tensors `[n_steps, n_envs]` and return what they were given. No gradient
+Pure functions take NumPy arrays or torch tensors `[n_steps, n_envs]` and return what they were given. No gradient
 flows through them.
 
 `terminated` and `truncated` are how an episode ended in a step. A terminated state has no future, so nothing is
@@ -10,11 +10,15 @@ which `next_values` holds. Nothing flows backwards over either boundary.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
+from maze.core.annotations import override
 
 ArrayOrTensor = TypeVar("ArrayOrTensor", np.ndarray, torch.Tensor)
 
@@ -94,3 +98,80 @@ def next_values_from(
     for index, value in (final_values or {}).items():
         next_values[index] = value
     return next_values  # type: ignore[no-any-return]  # of the kind of the values
+
+
+@dataclass
+class Trajectories:
+    """Inputs of a return function, time-major `[n_times, n_trajectories]`, without gradients.
+
+    Lists hold an entry for each output of the critic, or (rewards) for each sub-step of an environment step.
+    """
+
+    values: list[torch.Tensor]
+    """Value before each decision."""
+    next_values: list[torch.Tensor]
+    """Value after it, of the final observation where an episode was truncated. Undefined where one terminated."""
+    rewards: list[torch.Tensor]
+    has_own_rewards: bool
+    """Whether the values of a sub-step predict its own entry of `rewards`; otherwise they predict their sum."""
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    step_complete: torch.Tensor | None = None
+    """Where an environment step completes, so that the discount applies; `None`: everywhere."""
+    acts: torch.Tensor | None = None
+    """Where decisions are; `None`: everywhere. Each actor has a trajectory of its own otherwise."""
+    log_rhos: list[torch.Tensor] = field(default_factory=list)
+    """Logarithms of the importance weights by sub-step; empty for on-policy returns."""
+    places: list[tuple[np.ndarray, np.ndarray] | None] = field(default_factory=list)
+    """For each policy network, time and trajectory of its decisions; `None`: everywhere, in the order of time."""
+
+
+@dataclass
+class Returns:
+    """Advantages and targets, shaped like the trajectories."""
+
+    advantages: list[torch.Tensor]
+    """By sub-step."""
+    targets: list[torch.Tensor]
+    """By output of the critic."""
+
+
+class ReturnFunction(ABC):
+    """Estimate advantages and targets of values."""
+
+    gamma: float
+    is_off_policy: bool = False
+    """Whether it needs importance weights: rollouts then hold the logits of the policies that acted."""
+
+    @abstractmethod
+    def __call__(self, trajectories: Trajectories) -> Returns:
+        """Compute the returns of all decisions."""
+
+
+@dataclass(frozen=True)
+class GAE(ReturnFunction):
+    """Generalised advantage estimation (Schulman et al. 2016)."""
+
+    gamma: float
+    """Discount for each environment step."""
+    gae_lambda: float
+    """0: one-step targets, 1: discounted returns."""
+
+    @override(ReturnFunction)
+    def __call__(self, trajectories: Trajectories) -> Returns:
+        rewards, values = trajectories.rewards, trajectories.values
+        of_values = rewards if trajectories.has_own_rewards else [sum(rewards[1:], rewards[0])]
+        advantages = [
+            gae(
+                *(reward, value, next_value, trajectories.terminated, trajectories.truncated),
+                *(self.gamma, self.gae_lambda, trajectories.step_complete, trajectories.acts),
+            )
+            for reward, value, next_value in zip(of_values, values, trajectories.next_values, strict=False)
+        ]
+        targets = [advantage + value for advantage, value in zip(advantages, values, strict=False)]
+        if len(targets) < len(values):  # a delta critic: all sub-steps lead to the same next step
+            targets *= len(values)
+            advantages += [target - value for target, value in zip(targets[1:], values[1:], strict=True)]
+        if len(advantages) < len(rewards):  # a shared critic
+            advantages *= len(rewards)
+        return Returns(advantages, targets)

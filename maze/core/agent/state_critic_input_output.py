@@ -115,9 +115,8 @@ class StateCriticInput(Substeps[StateCriticStepInput]):
         :param substeps: Records or rows with the observations of each sub-step.
         :param runs: Of a recurrent critic, where its hidden states come from; a shared critic has one entry.
         """
-        critic_input = cls()
-        for index, (output, substep) in enumerate(zip(policy_output.substep_outputs, substeps, strict=True)):
-            item = StateCriticStepInput.build(output, substep.observation or {})
-            item.run = runs[index] if index < len(runs) else None
-            critic_input.append(item)
-        return critic_input
+        pairs = zip(policy_output.substep_outputs, substeps, strict=True)
+        items = [StateCriticStepInput.build(output, substep.observation or {}) for output, substep in pairs]
+        for item, run in zip(items, runs, strict=False):
+            item.run = run
+        return cls(items)

@@ -9,7 +9,7 @@ import torch
 
 from maze.core.agent.networks import check_network_weights
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
-from maze.core.agent.torch_model import TorchModel, as_float_tensors
+from maze.core.agent.torch_model import TorchModel
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
@@ -43,7 +43,8 @@ class TorchActorCritic(TorchModel):
         self.policy = policy
         self.critic = critic
         self.is_recurrent = policy.is_recurrent or critic.is_recurrent
-        self._shares_embeddings: bool | None = None
+        # By key of the policy's network.
+        self._shares_embeddings: dict[Any, bool] = {}
         for part in (policy, critic):
             if part.device != self._device:
                 part.to(self._device)
@@ -99,9 +100,10 @@ class TorchActorCritic(TorchModel):
         The arguments are those of :meth:`compute_actor_critic_output`, with the records or rows of the sub-steps
         instead of a record.
         """
-        critic = self._state_critic()
+        critic = self.state_critic
         policy_output = self.policy.evaluate(substeps, temperature, None if runs is None else runs.policy)
-        self._shares_embeddings = any(output.embedding_logits for output in policy_output.substep_outputs)
+        for output in policy_output.substep_outputs:
+            self._shares_embeddings[self.policy.network_key(output.actor_id)] = bool(output.embedding_logits)
         critic_input = StateCriticInput.of_substeps(policy_output, substeps, () if runs is None else runs.critic)
         return policy_output, critic.predict_values(critic_input)
 
@@ -120,18 +122,20 @@ class TorchActorCritic(TorchModel):
         :param runs: Of a recurrent model, where its hidden states come from.
         :return: `[batch]`.
         """
-        critic = self._state_critic()
+        critic = self.state_critic
         of_policy, of_critic = (None, None) if runs is None else (runs.policy[0], runs.critic[0])
         with torch.no_grad():
-            tensors = as_float_tensors(observation, self._device)
-            if self._shares_embeddings is not False:
-                output = self.policy.compute_substep_policy_output(tensors, actor_id, run=of_policy)
-                embeddings = output.embedding_logits
-                self._shares_embeddings = bool(self._shares_embeddings) or embeddings is not None
-                tensors = {**tensors, **(embeddings or {})}
-            return critic.bootstrap_values(tensors, actor_id, known_substeps, position, of_critic)
+            if self._shares_embeddings.get(self.policy.network_key(actor_id), True):
+                output = self.policy.compute_substep_policy_output(observation, actor_id, run=of_policy)
+                observation = {**observation, **(output.embedding_logits or {})}
+            return critic.bootstrap_values(observation, actor_id, known_substeps, position, of_critic)
 
-    def _state_critic(self) -> TorchStateCritic:
+    @property
+    def state_critic(self) -> TorchStateCritic:
+        """The critic, if it is one of states.
+
+        :raises ConfigError: It is a state-action critic.
+        """
         if isinstance(self.critic, TorchStateActionCritic):
             raise ConfigError(
                 "model.critic: state values were requested, but this is a state-action critic. Choose a state critic, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -37,8 +38,8 @@ class PolicySubStepOutput:
 class Substeps(Generic[T]):
     """Entries of the sub-steps of one environment step, in their order."""
 
-    def __init__(self) -> None:
-        self._items: list[T] = []
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        self._items = list(items)
 
     def __getitem__(self, index: int) -> T:
         return self._items[index]

@@ -6,7 +6,7 @@ Values have the shape of the batch; networks may return them as `[...]` or `[...
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -42,6 +42,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     state_group = "critics"
     networks: dict[Any, nn.Module]
+    predicts_substeps: ClassVar[bool] = False
+    """Whether each output predicts the rewards of its own sub-step; otherwise all predict those of the whole step."""
     n_quantiles: int = 0
     """Number of quantiles of each value, which are its last dimension; 0: values are scalars."""
 
@@ -71,9 +73,9 @@ class TorchStateCritic(NetworksModel, StateCritic):
         :param critic_id: Key of the network.
         :return: The network's outputs, `value` among them; a shared or delta critic returns the values themselves.
         """
-        tensors = as_float_tensors(observation, self._device)
-        return {"value": self._value(critic_id, tensors)}
+        return {"value": self._value(critic_id, observation)}
 
+    @torch.no_grad()
     def bootstrap_values(
         self,
         observation: ObservationType,
@@ -92,15 +94,12 @@ class TorchStateCritic(NetworksModel, StateCritic):
         :param run: Of a recurrent critic, where its hidden states come from.
         :return: Values in the shape of the batch.
         """
-        with torch.no_grad():
-            tensors = as_float_tensors(observation, self._device)
-            known = [as_float_tensors(known_substep, self._device) for known_substep in known_substeps or ()]
-            return self._bootstrap(tensors, actor_id, known, position, run)
+        return self._bootstrap(observation, actor_id, list(known_substeps or ()), position, run)
 
     def _bootstrap(
-        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int, run: Run | None
+        self, observation: ObservationType, actor_id: ActorID, known: list[Any], position: int, run: Run | None
     ) -> torch.Tensor:
-        return self._value(actor_id[0], tensors, run=run)
+        return self._value(actor_id[0], observation, run)
 
     def compute_structured_return(
         self,
@@ -120,15 +119,11 @@ class TorchStateCritic(NetworksModel, StateCritic):
             The last step, whose successor is not known, bootstraps from its own value.
         :return: Targets for each sub-step.
         """
-        streams = self._predicted_rewards(rewards)
+        streams = rewards if self.predicts_substeps else [sum(rewards[1:], rewards[0])]
         targets = [
             self.compute_return(gamma, gae_lambda, reward, values[index], dones) for index, reward in enumerate(streams)
         ]
         return targets * (len(rewards) // len(streams))
-
-    def _predicted_rewards(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return rewards whose return is predicted: those of each sub-step, or their sum."""
-        return rewards
 
     def compute_return(
         self,
@@ -160,8 +155,13 @@ class TorchStateCritic(NetworksModel, StateCritic):
         raise ConfigError(f"critic: found the observations {sorted(tensors)}, expected some of {sorted(self._shapes)}.")
 
     def _value(
-        self, key: Any, tensors: TensorDict, batch_shape: tuple[int, ...] | None = None, run: Run | None = None
+        self,
+        key: Any,
+        observation: Mapping[str, Any],
+        run: Run | None = None,
+        batch_shape: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
+        tensors = as_float_tensors(observation, self._device)
         outputs = self._outputs(key, tensors, run)
         batch_shape = self._batch_shape(tensors) if batch_shape is None else batch_shape
         if self.n_quantiles:
@@ -169,15 +169,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
         return self._one_value(outputs, "value", batch_shape, key)
 
 
-class _JointReturnCritic(TorchStateCritic):
-    """A critic whose sub-steps share one return: that of the environment step, seen from its first sub-step."""
-
-    @override(TorchStateCritic)
-    def _predicted_rewards(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [sum(rewards[1:], rewards[0])]
-
-
-class TorchSharedStateCritic(_JointReturnCritic):
+class TorchSharedStateCritic(TorchStateCritic):
     """One value for an environment step, shared by all of its sub-steps and agents.
 
     The network sees the observations of all sub-steps of the step in one dictionary. Without `stack_observations` it
@@ -207,11 +199,8 @@ class TorchSharedStateCritic(_JointReturnCritic):
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         """Return one output for the whole environment step, under the first sub-step's actor."""
-        substeps = [as_float_tensors(item.tensor_dict, self._device) for item in critic_input.substep_inputs]
-        values = self._merged_value(substeps, critic_input[0].run)
-        output = StateCriticOutput()
-        output.append(StateCriticStepOutput(values, values.detach(), critic_input.actor_ids[0]))
-        return output
+        values = self._merged_value(critic_input.tensor_dict, critic_input[0].run)
+        return StateCriticOutput([StateCriticStepOutput(values, values.detach(), critic_input[0].actor_id)])
 
     @override(NetworksModel)
     def network_key(self, actor_id: ActorID | None) -> Any:
@@ -220,42 +209,42 @@ class TorchSharedStateCritic(_JointReturnCritic):
     @override(StateCritic)
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> torch.Tensor:
         """Return the value of the observations of a single sub-step, in the shape of the batch."""
-        return self._merged_value([as_float_tensors(observation, self._device)])
+        return self._merged_value([observation])
 
     @override(TorchStateCritic)
     def _bootstrap(
-        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int, run: Run | None
+        self, observation: ObservationType, actor_id: ActorID, known: list[Any], position: int, run: Run | None
     ) -> torch.Tensor:
-        return self._merged_value([*known_substeps[:position], tensors, *known_substeps[position + 1 :]], run)
+        return self._merged_value([*known[:position], observation, *known[position + 1 :]], run)
 
-    def _merged_value(self, substeps: list[TensorDict], run: Run | None = None) -> torch.Tensor:
+    def _merged_value(self, observations: Sequence[Mapping[str, Any]], run: Run | None = None) -> torch.Tensor:
+        substeps = [as_float_tensors(observation, self._device) for observation in observations]
         batch_shape = self._batch_shape(substeps[0])
         if self.stack_observations:
             merged = stack_and_flatten_spaces(substeps, self.obs_spaces_dict)
         else:
             merged = substeps[0] if len(substeps) == 1 else flatten_spaces(substeps)
-            if not self._shapes.keys() <= merged.keys():
-                like = next(iter(merged.values()))
-                absent = {key: shape for key, shape in self._shapes.items() if key not in merged}
-                merged = {**merged, **{key: like.new_zeros(*batch_shape, *shape) for key, shape in absent.items()}}
-        return self._value(self._key, merged, batch_shape, run)
+            absent = {key: shape for key, shape in self._shapes.items() if key not in merged}
+            like = next(iter(merged.values()))
+            merged = {**merged, **{key: like.new_zeros(*batch_shape, *shape) for key, shape in absent.items()}}
+        return self._value(self._key, merged, run, batch_shape)
 
 
 class TorchStepStateCritic(TorchStateCritic):
     """A value for each sub-step, each by a network of its own."""
 
+    predicts_substeps = True
+
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         output = StateCriticOutput()
         for item in critic_input.substep_inputs:
-            tensors = as_float_tensors(item.tensor_dict, self._device)
-            key = self.network_key(item.actor_id)
-            values = self._value(key, tensors, run=item.run)
+            values = self._value(self.network_key(item.actor_id), item.tensor_dict, item.run)
             output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
         return output
 
 
-class TorchDeltaStateCritic(_JointReturnCritic):
+class TorchDeltaStateCritic(TorchStateCritic):
     """The first sub-step's value, and for each later sub-step the difference from it.
 
     The difference's error does not reach the first sub-step's network.
@@ -266,14 +255,13 @@ class TorchDeltaStateCritic(_JointReturnCritic):
         output = StateCriticOutput()
         first_key = self.network_key(critic_input[0].actor_id)
         for index, item in enumerate(critic_input.substep_inputs):
-            tensors = as_float_tensors(item.tensor_dict, self._device)
             key = self.network_key(item.actor_id)
             if index and key == first_key:
                 raise ConfigError(
                     f"critic.networks[{key!r}]: a delta critic needs sub-steps with keys of their own, but sub-steps 0 "
                     f"and {index} are both {key!r}. Use a step or a shared critic."
                 )
-            values = self._value(key, tensors)
+            values = self._value(key, item.tensor_dict)
             if index:
                 values = output[0].detached_values + values
             output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
@@ -282,20 +270,19 @@ class TorchDeltaStateCritic(_JointReturnCritic):
     @override(StateCritic)
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> torch.Tensor:
         """Return the network's output: the first sub-step's value, or another one's difference from it."""
-        tensors = as_float_tensors(observation, self._device)
-        return self._value(critic_id, tensors)
+        return self._value(critic_id, observation)
 
     @override(TorchStateCritic)
     def _bootstrap(
-        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int, run: Run | None
+        self, observation: ObservationType, actor_id: ActorID, known: list[Any], position: int, run: Run | None
     ) -> torch.Tensor:
         first_key = next(iter(self.networks))
-        predicted = self._value(actor_id[0], tensors)
+        predicted = self._value(actor_id[0], observation)
         if actor_id[0] == first_key:
             return predicted
-        if not known_substeps or position < 1:
+        if not known or position < 1:
             raise ConfigError(
                 f"A delta critic cannot value an observation of sub-step {actor_id[0]!r} without that of the first "
                 "sub-step. Use a step or a shared critic where episodes start or end within an environment step."
             )
-        return self._value(first_key, known_substeps[0]) + predicted
+        return self._value(first_key, known[0]) + predicted

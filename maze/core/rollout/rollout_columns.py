@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -151,8 +152,16 @@ class RolloutColumns:
     @property
     def last_observations(self) -> dict[StepKeyType, Row]:
         """Observations of the next actors after the last tick: rows `[n_envs, ...]` by sub-step key."""
-        by_key = {key: columns.observations for key, columns in self.substeps.items()}
-        return {key: {name: array[-1] for name, array in arrays.items()} for key, arrays in by_key.items()}
+        substeps = self.substeps.items()
+        return {key: {name: array[-1] for name, array in part.observations.items()} for key, part in substeps}
+
+    def next_observations(self) -> Iterator[FinalObservationEntry]:
+        """Yield the observation of the next actor of each environment after the last tick."""
+        for env, actor in enumerate(self.last_actor_ids):
+            observations = self.substeps[actor.step_key].observations
+            yield FinalObservationEntry(
+                self.n_ticks, env, actor, {key: array[-1, env] for key, array in observations.items()}
+            )
 
     @property
     def capacity(self) -> int:
@@ -292,10 +301,9 @@ class RolloutColumns:
     def arrays(self) -> dict[str, Any]:
         """Return copies of all arrays, nested by sub-step key: a form that files hold without pickled objects."""
         flags = ("rewards", "terminated", "truncated", "step_complete")
-        return {
-            "substeps": {key: columns.arrays() for key, columns in self.substeps.items()},
-            **{name: getattr(self, name).copy() for name in flags},
-        }
+        rows = ("observations", "actions", "agent_ids", "ticks")
+        substeps = {key: {name: getattr(part, name) for name in rows} for key, part in self.substeps.items()}
+        return copy.deepcopy({"substeps": substeps, **{name: getattr(self, name) for name in flags}})
 
     def check_finite(self, seeding_at: Callable[[int, int], Seeding | None]) -> None:
         """Refuse numbers that are NaN or infinite.
@@ -359,8 +367,7 @@ def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
 
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     """
-    known: np.ndarray = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
-    return known
+    return np.asarray(np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1])
 
 
 def _non_finite_places(array: np.ndarray | None) -> list[list[int]]:
@@ -489,12 +496,6 @@ class SubstepColumns:
         self.logits = {key: array[:n_rows] for key, array in self._all["logits"].items()} or None
         self.agent_ids, self.ticks, valid = (array[:n_rows] for array in self._rows.values())
         self.valid = None if is_dense else valid
-
-    def arrays(self) -> dict[str, Any]:
-        """Return copies of all arrays."""
-        rows = {"observations": self.observations, "actions": self.actions}
-        copies = {name: {key: array.copy() for key, array in arrays.items()} for name, arrays in rows.items()}
-        return {**copies, "agent_ids": self.agent_ids.copy(), "ticks": self.ticks.copy()}
 
     def entries(self) -> tuple[np.ndarray, np.ndarray]:
         """Return row and environment index of all valid entries in time order: `arrays[key][rows, env_indices]`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -182,14 +183,12 @@ class RolloutGenerator:
         actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
         columns.finish(self.env.actor_ids(), actors)
         # A copy: what is done to the columns must not change where the next rollout starts.
-        self._last_observation = {
-            key: {name: array.copy() for name, array in row.items()} for key, row in columns.last_observations.items()
-        }
+        self._last_observation = copy.deepcopy(columns.last_observations)
         return self._with_renewed(columns)
 
     def _with_renewed(self, columns: RolloutColumns) -> RolloutColumns:
         """Note in a rollout which environments do not continue the previous one."""
-        columns.renewed = [env for env in range(columns.n_envs) if env in columns.renewed or env in self._renewed]
+        columns.renewed = sorted({*columns.renewed, *self._renewed}.intersection(range(columns.n_envs)))
         self._renewed = []
         return columns
 
@@ -208,8 +207,7 @@ class RolloutGenerator:
 
     def _has_begun(self) -> np.ndarray:
         """Return which environments have begun an episode with the latest step, bool `[n_envs]`."""
-        has_begun: np.ndarray = self.env.terminated | self.env.truncated
-        return has_begun
+        return np.asarray(self.env.terminated | self.env.truncated)
 
     def _collect_flat(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
         """Collect where the same actor always acts: one row per tick."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,13 +197,23 @@ class BatchPlayer:
         if starts:
             first = self._first_actions(begin, numbers)
             n_samples, deterministic = len(next(iter(first.values()))), True
-        simulation = self._simulation(len(numbers) * n_samples)
-        simulation.substep = 0
-        beginnings = np.arange(len(numbers)) * n_samples
-        begin(simulation, beginnings, numbers)
-        if n_samples > 1:
-            simulation.copy_rows(simulation, np.repeat(beginnings, n_samples), slice(0, simulation.n_envs))
-        return self._played(simulation, n_samples, deterministic, first)
+        beginnings, tried = np.arange(len(numbers)), []
+        for begun in range(0, n_samples, _MOST_ROWS):
+            n_plays = min(_MOST_ROWS, n_samples - begun)
+            simulation = self._simulation(len(numbers) * n_plays)
+            simulation.substep = 0
+            begin(simulation, beginnings * n_plays, numbers)
+            if n_plays > 1:
+                simulation.copy_rows(simulation, np.repeat(beginnings * n_plays, n_plays), slice(0, simulation.n_envs))
+            part = first and {head: actions[begun : begun + n_plays] for head, actions in first.items()}
+            tried.append(self._played(simulation, n_plays, deterministic, part))
+        return [
+            replace(
+                max(plays, key=lambda play: play.total_reward),
+                all_returns=np.concatenate([play.all_returns for play in plays]),
+            )
+            for plays in zip(*tried, strict=True)
+        ]
 
     def _first_actions(
         self, begin: Callable[[BatchedCoreEnv, np.ndarray, np.ndarray], None], numbers: np.ndarray
@@ -314,14 +324,8 @@ class BestPlays(Policy):
             simulation.begin(rows)
 
         self._policy.seed(agent_seed)
-        n_plays = self._search.best_of
-        tried = [
-            self._player.best(
-                begin, np.zeros(1, np.int64), min(_MOST_ROWS, n_plays - first), False, self._search.starts
-            )[0]
-            for first in range(0, n_plays, _MOST_ROWS)
-        ]
-        found = max(tried, key=lambda play: play.total_reward)
+        number, search = np.zeros(1, np.int64), self._search
+        (found,) = self._player.best(begin, number, search.best_of, False, search.starts)
         self._actions = list(reversed(found.actions))
 
     @override(Policy)

@@ -21,7 +21,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -37,7 +37,6 @@ from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process
-from maze.core.utils import worker_process as messages
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.utils.process import exit_text, preload
 
@@ -284,6 +283,7 @@ class Worker:
     rows: slice
     """Its environments among all."""
     process: Any
+    """Its process, which it may share with other workers."""
     channel: worker_process.Channel
     """The parent's end of its pipe."""
     alarm: Any
@@ -314,9 +314,10 @@ class ProcessPool(TaskPool):
     :param n_slots: Number of stored arrays of each size; calls that use earlier ones must be completed.
     :param in_background: Whether workers send results in a thread and work on while they are not received.
     :param modules: Modules that the fork server imports once for all workers.
-    :param noun: Name of a worker in messages.
+    :param noun: Name of a worker in worker_process.
     :param item: Names the work of a call, from its arguments, in messages (` of episode 3`).
     :param max_restarts: Maximum number of consecutive replacements of a process.
+    :param n_threads: Number of workers in a process, each in a thread; they are replaced together.
     """
 
     def __init__(
@@ -332,6 +333,7 @@ class ProcessPool(TaskPool):
         noun: str = "environment worker",
         item: Callable[[tuple[Any, ...]], str] = lambda arguments: "",
         max_restarts: int = 0,
+        n_threads: int = 1,
     ) -> None:
         super().__init__()
         self.n_first = n_actors
@@ -346,38 +348,44 @@ class ProcessPool(TaskPool):
         self.memory: dict[int, worker_process.SharedMemory] = {}
         """Shared memory of the stored arrays by their size."""
         self._short_calls = {
-            method: [Task(index, "", method, ()) for index in range(n_actors)] for method in messages.SHORT_CALLS
+            method: [Task(index, "", method, ()) for index in range(n_actors)] for method in worker_process.SHORT_CALLS
         }
-        self._context = process_context(start_method, [messages.__name__, *modules])
+        self._context = process_context(start_method, [worker_process.__name__, *modules])
         self._poll = select.poll()
         self._worker_of: dict[int, Worker] = {}
+        of_workers = rows or [slice(0, 0)] * n_actors
         try:
-            for index, of_worker in enumerate(rows or [slice(0, 0)] * n_actors):
-                self.workers.append(self._start(index, of_worker))
+            for first in range(0, n_actors, n_threads):
+                self._start(dict(enumerate(of_workers[first : first + n_threads], first)))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, index: int, rows: slice, n_starts: int = 0, n_failures: int = 0) -> Worker:
+    def _start(self, rows: Mapping[int, slice]) -> None:
+        """Start the process of some workers.
+
+        :param rows: Index of each worker -> its environments.
+        """
         is_fork = self._context.get_start_method() == "fork"
-        ours, theirs = self._context.Pipe(duplex=True)
+        ends = [self._context.Pipe(duplex=True) for _ in rows]
         alarm, their_alarm = self._context.Pipe(duplex=False) if self._timeout == math.inf else (None, None)
-        inherited = [ours, *(worker.channel.connection for worker in self.workers)] if is_fork else []
+        inherited = [*(ours for ours, _ in ends), *(worker.channel.connection for worker in self.workers)]
         process = self._context.Process(
-            target=messages.run_worker,
-            args=(theirs, their_alarm, self._in_background, inherited),
-            name=f"maze-worker-{index}",
+            target=worker_process.run_worker,
+            args=([theirs for _, theirs in ends], their_alarm, self._in_background, inherited if is_fork else []),
+            name=f"maze-worker-{min(rows)}",
         )
         with _starting(is_fork):
             process.start()
-        theirs.close()
         if their_alarm is not None:
             their_alarm.close()
-        worker = Worker(index, rows, process, worker_process.Channel(ours), alarm, n_starts, n_failures)
-        for fd in worker.fds():
-            self._worker_of[fd] = worker
-            self._poll.register(fd, select.POLLIN)
-        return worker
+        for (index, of_worker), (ours, theirs) in zip(rows.items(), ends, strict=True):
+            theirs.close()
+            worker = Worker(index, of_worker, process, worker_process.Channel(ours), alarm)
+            self.workers[index : index + 1] = [worker]
+            for fd in worker.fds():
+                self._worker_of[fd] = worker
+                self._poll.register(fd, select.POLLIN)
 
     @override(TaskPool)
     def host(self, name: str, maker: Maker, n_hosts: int | None = None, fd: int | None = None) -> None:
@@ -410,14 +418,14 @@ class ProcessPool(TaskPool):
         """
         self._check_open()
         task = Task(actor, name, method, arguments)
-        self._send(task, messages.CALL, messages.dumps((name, method, arguments, fd is not None)), fd)
+        self._send(task, worker_process.CALL, worker_process.dumps((name, method, arguments, fd is not None)), fd)
         self._under_way.add(task)
         return task
 
     def call_short(self, method: str) -> list[Any]:
         """Call `step` or `reset` of the first object of all actors in parallel and return the results."""
         self._check_open()
-        tasks, code = self._short_calls[method], messages.SHORT_CALLS[method]
+        tasks, code = self._short_calls[method], worker_process.SHORT_CALLS[method]
         for task in tasks:
             task.is_done = False
             self._send(task, code)
@@ -504,7 +512,7 @@ class ProcessPool(TaskPool):
         except worker_process.GONE:
             self._replace(worker, self._ended(worker))
             return
-        if code == messages.FAILED:
+        if code == worker_process.FAILED:
             self._replace(worker, self._raised(worker, payload))
             return
         result, duration = payload or (None, 0.0)
@@ -528,10 +536,10 @@ class ProcessPool(TaskPool):
         cause = worker_process.exception_of(failure)
         where = f" in {failure.place}" if failure.place else ""
         error = self._error(f"raised {failure.text.rstrip('.')}{where}", worker, trace=failure.traceback)
-        error.__cause__ = cause if isinstance(cause, Exception) else None
         if isinstance(cause, MazeError) and not failure.place:  # its message names its origin
             self.close()
             raise cause from error
+        error.__cause__ = cause if isinstance(cause, Exception) else None
         return error
 
     def _ended(self, worker: Worker) -> EnvWorkerError:
@@ -539,7 +547,7 @@ class ProcessPool(TaskPool):
         with suppress(*worker_process.GONE):
             while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
-                if code == messages.FAILED:
+                if code == worker_process.FAILED:
                     return self._raised(worker, payload)
         worker.process.join(1.0)
         exit_code = worker.process.exitcode
@@ -562,34 +570,43 @@ class ProcessPool(TaskPool):
 
         :raises EnvWorkerError: It has failed too often; all workers are ended.
         """
-        index, n_failures = worker.index, worker.n_failures + 1
-        if n_failures > self._max_restarts:
+        worker.n_failures += 1
+        if worker.n_failures > self._max_restarts:
             self.close()
             raise error
         logger.warning("%s\nThe process is replaced.", error)
-        for fd in worker.fds():
+        ended = self._beside(worker)
+        for fd in {fd for each in ended for fd in each.fds()}:
             self._poll.unregister(fd)
             del self._worker_of[fd]
-        if index not in self._deadlines:
+        for each in ended:
+            each.channel.close()
+        if worker.index not in self._deadlines:
             worker.process.join(_CLOSE_SECONDS)  # it closes its environments after an exception
         worker.process.kill()
-        worker.channel.close()
         if worker.alarm is not None:
             worker.alarm.close()
-        self._deadlines.pop(index, None)
         self.n_restarts += 1
-        new = self.workers[index] = self._start(index, worker.rows, worker.n_starts + 1, n_failures)
-        preparing: list[tuple[str, tuple[Any, ...], int | None]] = [
-            ("receive", (n_bytes, self._n_slots), memory.fd) for n_bytes, memory in self.memory.items()
-        ]
-        for name, (maker, maker_fd) in self._makers.items():
-            preparing.append(("host", (name, worker_process.pickled(maker(index, new.n_starts), "env: it")), maker_fd))
-        for method, arguments, descriptor in preparing:
-            self.submit(index, "", method, *arguments, fd=descriptor)
-        for task in worker.tasks:
-            task.is_done = not task.name  # otherwise, it is prepared already
-            if task.name and self.workers[index] is new:  # otherwise, the new one is replaced, too
-                self._send(task, messages.CALL, messages.dumps((task.name, task.method, task.arguments, False)))
+        self._start({each.index: each.rows for each in ended})
+        for each in ended:
+            index, new = each.index, self.workers[each.index]
+            self._deadlines.pop(index, None)
+            new.n_starts, new.n_failures = each.n_starts + 1, each.n_failures
+            for n_bytes, memory in self.memory.items():
+                self.submit(index, "", "receive", n_bytes, self._n_slots, fd=memory.fd)
+            for name, (maker, maker_fd) in self._makers.items():
+                make = worker_process.pickled(maker(index, new.n_starts), "env: it")
+                self.submit(index, "", "host", name, make, fd=maker_fd)
+            for task in each.tasks:
+                task.is_done = not task.name  # otherwise, it is prepared already
+                if task.name:
+                    self._send(
+                        task, worker_process.CALL, worker_process.dumps((task.name, task.method, task.arguments, False))
+                    )
+
+    def _beside(self, worker: Worker) -> list[Worker]:
+        """Return the workers of the process of a worker."""
+        return [each for each in self.workers if each.process is worker.process]
 
     def _error(self, what: str, worker: Worker, advice: str = "", trace: str = "") -> EnvWorkerError:
         """Return the error that names a failed worker.
@@ -599,7 +616,7 @@ class ProcessPool(TaskPool):
         :param advice: What to do about it.
         :param trace: The original traceback, if there is one.
         """
-        call, during = "", ""
+        call, during, n_beside = "", "", len(self._beside(worker))
         if worker.tasks:
             task = worker.tasks[0]
             call = "building the environments" if task.method == "host" else task.method
@@ -608,7 +625,8 @@ class ProcessPool(TaskPool):
         envs = f"environment {indices[0]}, " if len(indices) == 1 else ""
         if len(indices) > 1:
             envs = f"environments {indices[0]} to {indices[-1]}, "
-        text = f"{self._noun} {worker.index} ({envs}pid {pid}) {what}{during}."
+        where = f"{envs}pid {pid}" + (f", a thread of {n_beside}" if n_beside > 1 else "")
+        text = f"{self._noun} {worker.index} ({where}) {what}{during}."
         lines = [text, advice, trace and f"Traceback in the worker:\n{trace}"]
         return EnvWorkerError("\n".join(filter(None, lines)), worker.index, indices, pid, call)
 
@@ -732,7 +750,7 @@ def _end_workers(workers: list[Worker]) -> None:
     for worker in workers:
         with suppress(*worker_process.GONE, BlockingIOError):  # a worker that does not read is killed below
             os.set_blocking(worker.channel.fd, False)
-            worker.channel.send(messages.CLOSE)
+            worker.channel.send(worker_process.CLOSE)
     for seconds in (_CLOSE_SECONDS, 1.0):
         deadline = time.monotonic() + seconds
         for worker in workers:

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -245,11 +245,11 @@ class Outbox:
 
 
 def run_worker(
-    connection: Connection, alarm: Connection | None, in_background: bool, inherited: list[Connection]
+    connections: Sequence[Connection], alarm: Connection | None, in_background: bool, inherited: list[Connection]
 ) -> None:
-    """Serve hosted objects until the parent closes the worker or ends. The main function of a worker process.
+    """Serve hosted objects until the parent closes the workers or ends. The main function of a worker process.
 
-    :param connection: End of the pipe to the parent.
+    :param connections: Ends of the pipes to the parent, one for each worker; each further one has a thread.
     :param alarm: Pipe that receives the numbers of signals, also while native code of an environment does not return;
         `None`: environments have no time limit.
     :param in_background: Whether a thread sends answers, so that work continues while the parent does not read.
@@ -261,8 +261,14 @@ def run_worker(
         signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
     for other in inherited:
         other.close()
-    channel = Channel(connection)
-    threading.Thread(target=_leave_with_parent, args=(channel.fd,), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, args=(connections[0].fileno(),), daemon=True).start()
+    for connection in connections[1:]:
+        threading.Thread(target=_work, args=(Channel(connection), in_background)).start()
+    _work(Channel(connections[0]), in_background)
+
+
+def _work(channel: Channel, in_background: bool) -> None:
+    """Serve the objects of one worker."""
     sender = Outbox(channel) if in_background else channel
     host = Host()
     use_one_thread()

@@ -10,6 +10,7 @@ import copy
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import warnings
@@ -23,6 +24,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 from gymnasium.utils import RecordConstructorArgs
+from gymnasium.vector.utils import iterate
 
 from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 from maze.core.utils.factory import is_module_name, locate, named_module
@@ -361,7 +363,8 @@ def _encoded(key: str, space: spaces.Space[Any], n: int, value: Any) -> dict[str
         return {key: value}
     item = space.feature_space
     rows, mask = np.zeros((n, flatdim(item)), np.float32), np.zeros(n, np.float32)
-    for index, entry in enumerate(value[:n]):
+    entries = iterate(space.stacked_feature_space, value) if space.stack else value
+    for index, entry in enumerate(itertools.islice(entries, n)):
         rows[index] = flatten(item, entry)  # type: ignore[assignment]  # an array, because its size is fixed
         mask[index] = 1.0
     return {key: rows, f"{key}_mask": mask}

@@ -134,8 +134,7 @@ class DoubleBoxAction(Leaf):
     def to_gym(self, value: Any) -> np.ndarray:
         """Return `[*space.shape]`."""
         action = np.asarray(value, dtype=self.gym_dtype)
-        clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high)
-        return clipped
+        return np.asarray(np.minimum(np.maximum(action, self.low), self.high))
 
 
 def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:

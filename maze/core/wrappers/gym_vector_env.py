@@ -92,8 +92,7 @@ class GymBatch(BatchedCoreEnv):
     @property
     def elapsed(self) -> np.ndarray:
         """Steps of the running episodes, `[n_envs]`; computed on request."""
-        elapsed: np.ndarray = np.maximum(self._n_steps - self._begun, 0)
-        return elapsed
+        return np.asarray(np.maximum(self._n_steps - self._begun, 0))
 
     @elapsed.setter
     def elapsed(self, elapsed: np.ndarray) -> None:

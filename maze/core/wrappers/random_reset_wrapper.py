@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.action_masks import masked_heads
+from maze.core.env.action_masks import drawn_value, masks_of_heads
 from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigValueError
@@ -59,26 +59,23 @@ class RandomResetWrapper(Wrapper[Any]):
             time_before = None if get_time is None else get_time()
             is_complete = done = False
             while not is_complete:
-                action = _sampled(self._action_spaces[self.env.actor_id().step_key], observation)
-                observation, _, done, _ = self._env_step(action)
+                observation, _, done, _ = self._env_step(self._sampled(observation))
                 is_complete = done or get_time is None or get_time() != time_before
             if done:
                 observation = self._env_reset()
         return observation
+
+    def _sampled(self, observation: Any) -> Any:
+        """Return a random action that the masks of an observation allow."""
+        space = self._action_spaces[self.env.actor_id().step_key]
+        action = space.sample()
+        if isinstance(space, spaces.Dict) and isinstance(observation, Mapping):
+            for head, mask in masks_of_heads(observation, space).items():
+                action[head] = drawn_value(space[head], observation[mask], self._rng.randint)
+        return action
 
     @override(Wrapper)
     def clone_from(self, env: RandomResetWrapper, future: Future = "same") -> None:
         super().clone_from(env, future)
         self._rng.set_state(env._rng.get_state())
         self._action_spaces = copy.deepcopy(env._action_spaces)
-
-
-def _sampled(space: spaces.Space[Any], observation: Any) -> Any:
-    """Return a random action that the masks of an observation allow."""
-    if isinstance(space, spaces.Dict) and isinstance(observation, Mapping):
-        masks, _ = masked_heads({key: np.shape(value) for key, value in observation.items()}, space, {})
-        if masks:
-            allowed: dict[str, Any] = dict.fromkeys(space.spaces)
-            allowed |= {head: (np.asarray(observation[mask]) > 0).astype(np.int8) for mask, head in masks.items()}
-            return space.sample(allowed)
-    return space.sample()

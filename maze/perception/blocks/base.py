@@ -89,10 +89,6 @@ class PerceptionBlock(ABC, nn.Module):
         """Name of the block in messages: its class and its outputs."""
         return f"{type(self).__name__} ({', '.join(self.out_keys)})"
 
-    def gather_inputs(self, block_input: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the input tensors in the order of `in_keys`, each `[batch, ...]` with its declared shape."""
-        return [block_input[key] for key in self.in_keys]
-
     def __repr__(self) -> str:
         """Return the text in model graphs: class, settings (`extra_repr`) and output shapes, line by line."""
         lines = [type(self).__name__, *filter(None, [self.extra_repr()]), f"Out Shapes: {self.out_shapes()}"]
@@ -147,7 +143,7 @@ class FunctionBlock(PerceptionBlock, ABC):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        return {self.out_keys[0]: self.in_torch(*self.gather_inputs(block_input))}
+        return {self.out_keys[0]: self.in_torch(*(block_input[key] for key in self.in_keys))}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if any(buffer.device.type != "cpu" for buffer in self.buffers()):

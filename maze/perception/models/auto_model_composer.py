@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import candidates_of
 from maze.core.annotations import override
-from maze.core.env.action_masks import masked_heads
+from maze.core.env.action_masks import masked_heads, masks_by_name
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container
@@ -176,12 +176,7 @@ def recognised_masks(
     masks: dict[str, str] = {}
     for step_key, action_space in action_spaces_dict.items():
         shapes = {key: tuple(space.shape or ()) for key, space in observation_spaces_dict[step_key].spaces.items()}
-        for head, space in action_space.spaces.items():
-            names = [f"{head}_mask", *(["action_mask"] if len(action_space.spaces) == 1 else [])]
-            wanted = _mask_shape(space)  # time steps may come first
-            fitting = [name for name in names if name in shapes and wanted in (shapes[name], shapes[name][1:])]
-            if fitting:
-                masks[head] = fitting[0]
+        masks |= masks_by_name(shapes, action_space)
         by_size, _ = masked_heads(shapes, action_space, {mask: head for head, mask in masks.items()})
         masks |= {head: mask for mask, head in by_size.items() if head not in masks}
     return {
@@ -452,15 +447,6 @@ def _companions(
                 companions[key] = [name]
                 break
     return companions
-
-
-def _mask_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
-    """Return the shape of the mask of an action head, one entry per logit; `None`: it cannot be masked."""
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete):
-        return (int(space.nvec.sum()),)
-    return tuple(space.shape) if isinstance(space, spaces.MultiBinary) else None
 
 
 def flat_networks(part: Any) -> list[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as _module
 
 from maze.perception.weight_init import Tanh
@@ -219,53 +219,6 @@ def _describes_itself(module_type: type[Any]) -> bool:
         if any(name in vars(base) for name in _COMPUTING_METHODS):
             return False
     return False
-
-
-TensorDict = dict[str, Tensor]
-
-
-class TorchPopulation:
-    """One network of any kind with many sets of parameters, mapped over them by `torch.func.vmap`.
-
-    :param network: The network; it stays unchanged.
-    :param stacked: Arrays `[n_rows, *shape]` for parameters, by `id`; their memory is read at every call. Other
-        parameters are the network's own.
-    """
-
-    def __init__(self, network: nn.Module, stacked: Mapping[int, Array]) -> None:
-        self._network = network
-        # each place once, although modules and parameters may be registered under several names
-        self._slots: list[tuple[dict[str, Any], str, int]] = [
-            (vars(module)["_parameters"], name, id(parameter))
-            for module in network.modules()
-            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
-            if id(parameter) in stacked
-        ]
-        self._stacked = {key: torch.from_numpy(stacked[key]) for _, _, key in self._slots}
-
-    def __call__(self, observation: Mapping[str, Array], rows: slice | Array) -> TensorDict:
-        """Return the network's outputs `[batch, ...]`.
-
-        :param observation: Arrays `[batch, ...]`.
-        :param rows: Whose parameters are used, for the observation at the same place in the batch.
-        :raises RuntimeError: An operation of the network cannot be mapped.
-        """
-        index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
-        parameters = {key: tensor[index] for key, tensor in self._stacked.items()}
-        inputs = {key: torch.as_tensor(array, dtype=torch.get_default_dtype()) for key, array in observation.items()}
-        outputs: TensorDict = torch.func.vmap(self._one)(parameters, inputs)
-        return outputs
-
-    def _one(self, parameters: dict[int, Tensor], observation: TensorDict) -> TensorDict:
-        replaced = [slots[name] for slots, name, _ in self._slots]
-        try:
-            for slots, name, key in self._slots:
-                slots[name] = parameters[key]
-            outputs = self._network({key: value.unsqueeze(0) for key, value in observation.items()})
-        finally:
-            for (slots, name, _), parameter in zip(self._slots, replaced, strict=True):
-                slots[name] = parameter
-        return {key: value.squeeze(0) for key, value in outputs.items()}
 
 
 Arrays: TypeAlias = dict[str, Array]

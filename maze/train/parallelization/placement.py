@@ -123,7 +123,7 @@ class InProcess(Placement):
 class Processes(Placement):
     """Step the environments in worker processes: faster if a step takes much longer than sending an action.
 
-    With `wait_for` below 1 or `max_restarts`, each process steps a group of environments with a copy of the policy.
+    With `wait_for` below 1, `max_restarts` or `threads` above 1, each group of environments has a copy of the policy.
 
     :param start_method: Start method of processes: `forkserver`, `spawn` or `fork`; `None`: `forkserver` if available.
     :param n_workers: Number of worker processes of a vector environment; `None`: number of CPUs, or of groups, which
@@ -133,6 +133,8 @@ class Processes(Placement):
         belong to a later update.
     :param max_fragment_age: Maximum age of such a fragment in updates of A2C and PPO; older fragments are dropped.
     :param max_restarts: Maximum number of consecutive replacements of a process that ends or whose environment fails.
+    :param threads: Number of groups, or of actors of IMPALA, that a process steps, each in a thread. For environments
+        that wait in their steps; those of a process end together.
     """
 
     start_method: str | None = None
@@ -140,16 +142,18 @@ class Processes(Placement):
     wait_for: float = 1.0
     max_fragment_age: int = 1
     max_restarts: int = 0
+    threads: int = 1
 
     def __post_init__(self) -> None:
         check_waiting(self)
+        whole_number("runner.placement.threads", self.threads, at_least=1)
 
     @override(Placement)
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> StructuredVectorEnv:
         timeout = self._timeout()
-        if self.wait_for < 1 or self.max_restarts:
+        if self.wait_for < 1 or self.max_restarts or self.threads > 1:
             groups = env_slices(n_envs, self.env_groups if self.env_groups > 1 else self.n_workers or n_envs)
             pool = ProcessPool(
                 len(groups),
@@ -159,6 +163,7 @@ class Processes(Placement):
                 n_slots=len(groups) + 8,  # of the policy's parameters, each of which late fragments may still use
                 modules=[EnvGroups.__module__],
                 max_restarts=self.max_restarts,
+                n_threads=self.threads,
             )
             share = self.wait_for if logging_prefix == "train" else 1.0
             actors = EnvGroups(pool, "environments", in_sequence)
@@ -178,9 +183,15 @@ class Processes(Placement):
             start_method=self.start_method or "forkserver",
             timeout=self._timeout(),
             max_restarts=self.max_restarts,
+            n_threads=self.threads,
         )
 
     def _timeout(self) -> float | None:
+        if self.threads > 1 and self.env_timeout is not None:
+            raise ConfigError(
+                f"runner.env_timeout: environments in threads have no time limit; found {self.env_timeout:g} s and "
+                f"runner.placement.threads={self.threads}. Set one of them to its default."
+            )
         return None if self.env_timeout is None else math.inf
 
 

@@ -130,11 +130,9 @@ def from_plain(value: Any) -> Any:
 def _array(content: Any) -> np.ndarray:
     """Return an array as :func:`to_plain` wrote it; earlier releases wrote each as a tensor."""
     if isinstance(content, torch.Tensor):
-        array: np.ndarray = content.numpy()
-        return array
+        return np.asarray(content.numpy())
     dtype, shape, values = content
-    restored: np.ndarray = np.frombuffer(bytearray(values), dtype).reshape(shape)
-    return restored
+    return np.asarray(np.frombuffer(bytearray(values), dtype).reshape(shape))
 
 
 def states_of(parts: Mapping[str, Part]) -> dict[str, Any]:

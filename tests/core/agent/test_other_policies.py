@@ -136,6 +136,20 @@ def test_masks_may_change_with_every_step_and_one_that_allows_nothing_is_taken_f
     assert free == {0, 1, 2, 3}
 
 
+def test_masks_of_several_choices_and_bits_are_respected():
+    heads = spaces.Dict(pair=spaces.MultiDiscrete([2, 3], start=[0, 5]), bits=spaces.MultiBinary(3))
+    masks = {"pair_mask": np.array([0, 1, 1, 0, 1]), "bits_mask": np.array([[1, 1, 1], [0, 1, 0]])}  # stacked: the last
+    policy = RandomPolicy({0: heads})
+    policy.seed(0)
+    actions = [policy.compute_action(masks) for _ in range(60)]
+    assert all(heads.contains(action) for action in actions)
+    assert {tuple(action["pair"].tolist()) for action in actions} == {(1, 5), (1, 7)}
+    assert {tuple(action["bits"].tolist()) for action in actions} == {(0, 0, 0), (0, 1, 0)}
+    named = RandomPolicy({0: heads}, masks={"allowed": "pair"})
+    found = {tuple(named.compute_action({"allowed": np.array([1, 0, 0, 1, 0])})["pair"].tolist()) for _ in range(20)}
+    assert found == {(0, 6)}
+
+
 def test_ambiguous_masks_need_a_configured_head():
     heads = spaces.Dict({"first": spaces.Discrete(3), "second": spaces.Discrete(3)})
     mask = {"some_mask": np.array([0, 0, 1])}

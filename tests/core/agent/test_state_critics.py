@@ -186,6 +186,21 @@ def test_shared_embeddings_are_computed_once_and_learn_from_both():
     assert torch.allclose(bootstrapped, critic_output.detached_values[0][0])
 
 
+def test_embeddings_are_shared_where_other_substeps_share_none():
+    class Plain(nn.Module):
+        def forward(self, x):
+            return {"action": x["b"][..., :2]}
+
+    mapper = DistributionMapper(spaces.Dict({"action": spaces.Discrete(2)}), [])
+    policy = TorchPolicy({0: Embedding(), 1: Plain()}, mapper, "cpu")
+    critic = TorchStepStateCritic({0: Sum("latent"), 1: Sum("b")}, SPACES, "cpu")
+    model = TorchActorCritic(policy, critic, "cpu")
+    first = SpacesRecord(ActorID(0, 0), observation={"a": torch.ones(N, 2)})
+    values = model.evaluate([first])[1].detached_values[0]
+    model.evaluate([SpacesRecord(ActorID(1, 0), observation={"b": torch.ones(N, 3)})])  # a policy batch of its own
+    assert torch.equal(model.bootstrap_values(first.observation, ActorID(0, 0)), values)
+
+
 def test_weights_of_policy_and_critic_live_side_by_side():
     model, other = actor_critic(), actor_critic()
     with torch.no_grad():

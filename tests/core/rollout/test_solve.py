@@ -230,6 +230,18 @@ def test_solutions_are_those_of_single_environments(file: str) -> None:
         assert each.total_reward == max(each.all_returns)
 
 
+def test_many_plays_are_stepped_in_parts(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_rows: list[int] = []
+    advance = Picks.advance
+    monkeypatch.setattr(Picks, "advance", lambda self, actions: n_rows.append(self.n_envs) or advance(self, actions))
+    found = solve(RandomPolicy(PicksEnv().action_spaces_dict), PicksEnv, file, n_samples=2050)
+    assert max(n_rows) == 1024
+    for number, each in enumerate(found):
+        best = sorted(VALUES[number], reverse=True)[: LENGTHS[number]]
+        assert each.total_reward == pytest.approx(sum(value / (1 + step) for step, value in enumerate(best)))
+        assert len(each.all_returns) == 2050
+
+
 def test_every_first_action_is_continued_greedily(file: str) -> None:
     found = solve(Smallest(), PicksEnv, file, starts="first_action")
     for number, values in enumerate(VALUES.tolist()):

@@ -45,6 +45,8 @@ LEAF = st.sampled_from(
         spaces.MultiBinary(2),
         spaces.Sequence(spaces.Box(-1.0, 1.0, (2,))),
         spaces.Sequence(spaces.Discrete(3)),
+        spaces.Sequence(spaces.Discrete(3), stack=True),
+        spaces.Sequence(spaces.Dict(x=spaces.Box(-1.0, 1.0, (2,)), y=spaces.Discrete(3)), stack=True),
     ]
 )
 NESTED = st.recursive(
@@ -72,6 +74,11 @@ def test_sequences_match_hand_worked_values():
     shown = env.observation({"items": (np.array([1, 2]), np.array([3, 4]))})
     assert shown["items"].tolist() == [[1, 2], [3, 4], [0, 0]]
     assert shown["items_mask"].tolist() == [1, 1, 0]
+    one = spaces.Dict(x=spaces.Box(0, 9, (2,), np.float32), y=spaces.Discrete(2))
+    env = ArrayObservations(Shown(spaces.Dict(items=spaces.Sequence(one, stack=True))), [], {"items": 2})
+    shown = env.observation({"items": {"x": np.array([[1, 2], [3, 4], [5, 6]]), "y": np.array([0, 1, 0])}})
+    assert shown["items"].tolist() == [[1, 2, 1, 0], [3, 4, 0, 1]]
+    assert shown["items_mask"].tolist() == [1, 1]
 
 
 def test_texts_are_left_out_with_a_line_dropped_silently_or_encoded():

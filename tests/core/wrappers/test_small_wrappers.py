@@ -277,6 +277,24 @@ def test_random_resets_take_actions_that_masks_allow():
     assert env.reset()["observation"].item() == 9
 
 
+class MaskedPair(gymnasium.Env):
+    """Only the action (1, 0) is possible."""
+
+    observation_space = spaces.Dict(action_mask=spaces.MultiBinary(5))
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed=None, options=None):
+        return {"action_mask": np.array([0, 1, 1, 0, 0], np.int8)}, {}
+
+    def step(self, action):
+        assert action.tolist() == [1, 0]
+        return self.reset()[0], 0.0, False, False, {}
+
+
+def test_random_resets_take_combined_actions_that_masks_allow():
+    RandomResetWrapper(GymMazeEnv(MaskedPair()), min_skip_steps=9, max_skip_steps=9).reset()
+
+
 @given(length=st.integers(1, 12), n_steps=st.integers(1, 5))
 def test_an_action_holds_for_n_steps_or_until_the_episode_ends(length, n_steps):
     env = StepSkipWrapper.wrap(GymMazeEnv(CountingEnv(length)), n_steps=n_steps)

@@ -66,38 +66,58 @@ def test_no_rollout_is_too_old_and_the_learner_never_waits_without_actors(data):
     n_actors, batch_size = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
     queue_size = data.draw(st.integers(0, 8))
     tickets = RolloutTickets(n_actors, batch_size, queue_size)
-    assert sum(tickets.n_issued(actor) for actor in range(n_actors)) == queue_size + n_actors
     waiting: list[int] = []
+    unfinished: list[int] = []
     for _ in range(12):
         for _ in range(batch_size):
-            actor = tickets.next_of(waiting)
-            while actor is None:
-                busy = [a for a in range(n_actors) if waiting.count(a) < tickets.n_issued(a)]
-                assert busy, "the learner waits, but all rollouts are finished"
-                waiting.append(data.draw(st.sampled_from(busy)))
-                actor = tickets.next_of(waiting)
+            while True:
+                unfinished += tickets.issue()
+                n_out = len(unfinished) + len(waiting)
+                assert n_out <= queue_size + n_actors
+                assert n_out == queue_size + n_actors or set(unfinished) == set(range(n_actors)), "an actor idles"
+                if (actor := tickets.next_of(waiting)) is not None:
+                    break
+                assert unfinished, "the learner waits, but all rollouts are finished"
+                quick = data.draw(st.sampled_from(unfinished))
+                unfinished.remove(quick)
+                tickets.finished(quick)
+                waiting.append(quick)
             waiting.remove(actor)
             assert tickets.version - tickets.take(actor) <= tickets.max_age
-        tickets.batch_done()
         tickets.updated()
         if data.draw(st.integers(0, 5)) == 0:  # a machine joins
             tickets.add_actor()
             n_actors += 1
-            assert sum(tickets.n_issued(actor) for actor in range(n_actors)) == queue_size + n_actors
 
 
 def test_rollouts_are_consumed_in_order_of_arrival_within_the_allowed_age():
     tickets = RolloutTickets(n_actors=3, batch_size=1, queue_size=0)
     assert tickets.max_age == 3
+    assert tickets.issue() == [0, 1, 2]
     taken = []
     for _ in range(2):  # the first actor is quick
+        tickets.finished(0)
         assert tickets.next_of([0]) == 0
         taken.append(tickets.take(0))
-        tickets.batch_done()
+        assert tickets.issue() == [0]
         tickets.updated()
     assert taken == [0, 0]
     assert tickets.next_of([0]) is None  # the two others must come in the two updates that they have left
     assert tickets.next_of([0, 2]) == 2
+
+
+def test_an_actor_is_ahead_as_far_as_a_batch_needs():
+    tickets = RolloutTickets(n_actors=2, batch_size=4, queue_size=8)
+    assert sorted(tickets.issue()) == [0, 0, 0, 1, 1, 1]  # one, and two of each in a batch
+    tickets.finished(1)
+    assert tickets.issue() == [1]
+    for _ in range(3):
+        tickets.finished(1)
+        tickets.issue()
+    tickets.finished(1)
+    assert tickets.issue() == []  # all ten tickets are in use
+    tickets.take(1)
+    assert tickets.issue() == [1]
 
 
 # -- weights and rollouts ---------------------------------------------------------------------------
@@ -282,6 +302,21 @@ def test_no_batch_is_older_than_the_factor_allows():
         assert max(actors.collect_batch().policy_lags) <= bound
         actors.broadcast_updated_policy(policy.state_dict())
     actors.stop()
+
+
+def test_batches_note_that_environments_begin_anew():
+    make_env = ENVS["flat"]
+    actors, other = (
+        SequentialDistributedActors(
+            make_env, make_policy(make_env), 4, n_actors=2, batch_size=2, actor_env_seeds=[0, 1]
+        )
+        for _ in range(2)
+    )
+    assert [actors.collect_batch().columns.renewed for _ in range(2)] == [[0, 1], []]
+    other.load_state_dict(actors.state_dict())
+    assert other.collect_batch().columns.renewed == [], "its environments are where the others were"
+    actors.stop()
+    assert [actors.collect_batch().columns.renewed for _ in range(2)] == [[0, 1], []]
 
 
 @pytest.mark.long

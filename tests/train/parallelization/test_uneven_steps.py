@@ -149,8 +149,37 @@ def test_the_process_of_a_faulty_environment_is_named_and_replaced(
     assert env._pool.n_restarts == 1
 
 
-def test_an_actor_of_impala_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    actors = Processes(max_restarts=1).actors(
+@pytest.mark.parametrize("fault", ["raise", "kill"])
+@pytest.mark.parametrize("wait_for", [1.0, 0.5])
+def test_environments_in_threads_are_replaced_together_and_lose_no_step(
+    fault: str, wait_for: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    factory = partial(once_faulty_env, tmp_path / "marker", fault)
+    env: Any = Processes(wait_for=wait_for, max_fragment_age=100, max_restarts=1, threads=2).vector_env(
+        factory, 4, "train"
+    )
+    with contextlib.closing(env):
+        assert len({worker.process.pid for worker in env._pool.workers}) == 2
+        env.seed([0, 1, 2, 4])
+        collect, columns = collecting(env)
+        deadline, seen = time.monotonic() + 120, dict[int, list[int]]()
+        with caplog.at_level(logging.WARNING):
+            while len(seen.keys() - {0, 1}) < 4 and time.monotonic() < deadline:
+                collect()
+                numbers, times = columns.substeps[0].observations["count"][:5].astype(int).transpose(2, 1, 0)
+                for number, of_env in zip(numbers[:, 0].tolist(), times.tolist(), strict=True):
+                    seen.setdefault(number, []).extend(of_env)
+    for times_of_env in seen.values():
+        assert times_of_env == list(range(len(times_of_env)))
+    assert len(seen.keys() - {0, 1}) == 4  # the process of the others and the new one
+    assert {2, 4} <= seen.keys()
+    assert "a thread of 2" in caplog.text
+    assert env._pool.n_restarts == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_actor_of_impala_is_replaced(threads: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    actors = Processes(max_restarts=1, threads=threads).actors(
         env_factory=partial(once_faulty_env, tmp_path / "marker", "kill"),
         policy=make_policy(slow_third_env),
         n_rollout_steps=4,
@@ -166,7 +195,8 @@ def test_an_actor_of_impala_is_replaced(tmp_path: Path, caplog: pytest.LogCaptur
             actors.broadcast_updated_policy(actors.policy.state_dict())
             batch = actors.collect_batch()
             assert batch.columns.rewards.shape == (4, 2)
-    assert "environment worker 1 (environment 1" in caplog.text
+    workers = [1] if threads == 1 else [0, 1]  # a process that is killed has both
+    assert any(f"environment worker {index} (environment {index}" in caplog.text for index in workers)
 
 
 def test_a_process_that_fails_again_and_again_ends_the_run() -> None:
@@ -198,11 +228,19 @@ def test_ppo_learns_from_the_first_fragments_and_resumes(tmp_path: Path) -> None
         ({"wait_for": "most"}, "found 'most'"),
         ({"max_fragment_age": -1}, "max_fragment_age: expected a whole number of at least 0"),
         ({"max_restarts": 0.5}, "max_restarts: expected a whole number"),
+        ({"threads": 0}, "threads: expected a whole number of at least 1"),
     ],
 )
 def test_wrong_values_are_refused(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         Processes(**settings)
+
+
+def test_time_limits_of_environments_in_threads_are_refused() -> None:
+    placement = Processes(threads=2)
+    placement.env_timeout = 0.3
+    with pytest.raises(ConfigError, match=r"env_timeout.*found 0.3 s and runner\.placement\.threads=2"):
+        placement.vector_env(slow_third_env, 2, "train")
 
 
 def test_groups_of_different_sizes_are_refused() -> None:

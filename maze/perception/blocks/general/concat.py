@@ -22,7 +22,7 @@ class ConcatenationBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        tensors = self.gather_inputs(block_input)
+        tensors = [block_input[key] for key in self.in_keys]
         return {self.out_keys[0]: tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=self.concat_dim)}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:

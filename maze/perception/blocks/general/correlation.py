@@ -23,6 +23,6 @@ class CorrelationBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        first, second = self.gather_inputs(block_input)
+        first, second = [block_input[key] for key in self.in_keys]
         product = torch.mul(first, second)
         return {self.out_keys[0]: product.sum(dim=-1) if self.reduce else product}

@@ -19,7 +19,7 @@ class FlattenBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        (tensor,) = self.gather_inputs(block_input)
+        tensor = block_input[self.in_keys[0]]
         if self.num_flatten_dims == 0:
             tensor = tensor.unsqueeze(-1)
         elif self.num_flatten_dims > 1:

@@ -31,7 +31,7 @@ class FunctionalBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        tensors = self.gather_inputs(block_input)
+        tensors = [block_input[key] for key in self.in_keys]
         if self._is_called_by_name:
             result = self.func(**dict(zip(self.in_keys, tensors, strict=True)))
         else:

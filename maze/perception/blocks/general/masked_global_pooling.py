@@ -33,7 +33,7 @@ class MaskedGlobalPoolingBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        features, *masks = self.gather_inputs(block_input)
+        features, *masks = [block_input[key] for key in self.in_keys]
         valid = None
         if masks:
             valid = masks[0] > 0

@@ -32,5 +32,5 @@ class MultiIndexSlicingBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        (tensor,) = self.gather_inputs(block_input)
+        tensor = block_input[self.in_keys[0]]
         return {self.out_keys[0]: tensor.index_select(tensor.dim() + self.select_dim, self.select_index)}

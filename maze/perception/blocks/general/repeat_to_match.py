@@ -29,7 +29,7 @@ class RepeatToMatchBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        tensor, reference = self.gather_inputs(block_input)
+        tensor, reference = [block_input[key] for key in self.in_keys]
         if self._adds_axis:
             tensor = tensor.unsqueeze(self.repeat_at_idx)
         sizes = list(tensor.shape)

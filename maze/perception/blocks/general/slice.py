@@ -20,5 +20,5 @@ class SliceBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        (tensor,) = self.gather_inputs(block_input)
+        tensor = block_input[self.in_keys[0]]
         return {self.out_keys[0]: tensor.select(self.slice_dim, self.slice_idx)}

@@ -116,7 +116,7 @@ class ImageDenseBlock(PerceptionBlock):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        (image,) = self.gather_inputs(block_input)
+        image = block_input[self.in_keys[0]]
         if self.layout == "HW":
             image = image.unsqueeze(-3)
         elif self.layout == "HWC":

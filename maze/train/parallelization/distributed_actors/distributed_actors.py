@@ -116,6 +116,8 @@ class DistributedActors(EpisodeCollector, ABC):
         super().__init__()
         self._plan = RolloutPlan(n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
         self._batch: RolloutColumns | None = None
+        # Whether environments have begun new episodes since the previous batch other than by ending one.
+        self._begins_anew = False
 
     @abstractmethod
     def start(self) -> None:
@@ -183,6 +185,8 @@ class DistributedActors(EpisodeCollector, ABC):
         if self._batch is None:
             self._batch = spaces.columns(self.n_envs, self.n_rollout_steps, self.policy)
         join_rollouts(rollouts, self._batch)
+        if self._begins_anew:
+            self._batch.renewed, self._begins_anew = list(range(self.n_envs)), False
         return self._batch
 
 
@@ -234,15 +238,15 @@ class ActorsAhead(DistributedActors):
             return
         self._n_starts += 1
         self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
-        # Rollouts in progress, with the versions of their policies.
-        self._tasks: dict[Task, int] = {}
-        # Queue of finished rollouts: actor, rollout, version of its policy.
-        self._arrived: list[tuple[int, RolloutColumns, int]] = []
+        # Rollouts in progress.
+        self._tasks: list[Task] = []
+        # Queue of finished rollouts: actor, rollout.
+        self._arrived: list[tuple[int, RolloutColumns]] = []
         # Seed of the policy of each actor.
         self._seeds: list[int] = []
         self._groups = groups = self._make_groups()
         groups.learned = self._learned
-        self._may_join = groups.pool.n_first == self.n_actors
+        self._may_join, self._begins_anew = groups.pool.n_first == self.n_actors, True
         env_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
         try:
             slices = env_slices(len(env_seeds), self.n_actors)
@@ -281,25 +285,22 @@ class ActorsAhead(DistributedActors):
         taken: list[RolloutColumns] = []
         lags: list[int] = []
         while len(taken) < self.batch_size:
-            actor = self._tickets.next_of(actor for actor, _, _ in self._arrived)
+            actor = self._tickets.next_of(actor for actor, _ in self._arrived)
             if actor is None:
                 self._receive(groups, wait=True)
                 continue
-            position = next(i for i, (other, _, _) in enumerate(self._arrived) if other == actor)
-            _, rollout, version = self._arrived.pop(position)
-            self._tickets.take(actor)
-            self._issue(groups, actor)
-            taken.append(rollout)
-            lags.append(self._tickets.version - version)
-        self._tickets.batch_done()
+            position = next(i for i, (other, _) in enumerate(self._arrived) if other == actor)
+            taken.append(self._arrived.pop(position)[1])
+            lags.append(self._tickets.version - self._tickets.take(actor))
+            self._issue(groups)
         seconds = time.perf_counter() - start
         return CollectedBatch(self._joined(taken, self._spaces), n_before, len(self._arrived), seconds, lags)
 
-    def _issue(self, groups: EnvGroups, actor: int) -> None:
-        """Request one more rollout from an actor."""
-        generators = Generators(seed=self._seeds[actor], continues=True)
-        task = groups.submit(actor, "collect", *self._weights, generators, self._plan)
-        self._tasks[task] = self._tickets.version
+    def _issue(self, groups: EnvGroups) -> None:
+        """Request further rollouts."""
+        for actor in self._tickets.issue():
+            generators = Generators(seed=self._seeds[actor], continues=True)
+            self._tasks.append(groups.submit(actor, "collect", *self._weights, generators, self._plan))
 
     def _receive(self, groups: EnvGroups, wait: bool) -> None:
         """Append all finished rollouts to the queue.
@@ -308,20 +309,20 @@ class ActorsAhead(DistributedActors):
         """
         groups.pool.join_new()
         self._begin_new(groups)
-        for task in groups.pool.finished(list(self._tasks), wait=wait):
-            rollout = groups.take(task.actor, task.result, self.epoch_stats)
-            self._arrived.append((task.actor, rollout, self._tasks.pop(task)))
+        for task in groups.pool.finished(self._tasks, wait=wait):
+            self._tasks.remove(task)
+            self._arrived.append((task.actor, groups.take(task.actor, task.result, self.epoch_stats)))
+            self._tickets.finished(task.actor)
 
     def _begin_new(self, groups: EnvGroups) -> None:
-        """Issue the tickets of new actors."""
+        """Seed new actors and request further rollouts."""
         n_actors = groups.pool.n_actors if self._may_join else self.n_actors
         for actor in range(len(self._seeds), n_actors):
             seed = seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
             self._seeds.append(seed_of_start(seed, actor // self.n_actors))
             if actor >= self._tickets.n_actors:
                 self._tickets.add_actor()
-            for _ in range(self._tickets.n_issued(actor)):
-                self._issue(groups, actor)
+        self._issue(groups)
 
     @override(DistributedActors)
     def state_dict(self) -> dict[str, Any]:
@@ -346,8 +347,9 @@ class RolloutTickets:
     """Limit the age of rollouts at the time when the learner uses them.
 
     Each rollout is collected on a ticket. Its age is the number of updates since the ticket was issued; this is an
-    upper bound of the policy lag. There are as many tickets as rollouts in progress (one for each actor) and places in
-    the queue. When the learner takes a rollout, its actor gets a new ticket.
+    upper bound of the policy lag. There are as many tickets as actors and places in the queue together. A ticket is
+    free again when the learner takes the rollout. Free tickets are issued to the actors with the fewest unfinished
+    rollouts, so that fast actors use those that slow ones do not need.
 
     Finished rollouts are taken in the order of their arrival, unless older ones would then exceed the maximum age: in
     that case the learner waits for the older ones.
@@ -358,26 +360,45 @@ class RolloutTickets:
     """
 
     def __init__(self, n_actors: int, batch_size: int, queue_size: int) -> None:
-        self.n_actors = n_actors
         self.batch_size = batch_size
-        self._queue_size = queue_size
-        self.max_age = math.ceil((queue_size + n_actors) / batch_size)
-        """Maximum age of a rollout when it is taken."""
+        self.n_actors = 0
         self.version = 0
         """Number of updates so far."""
-        shares, rest = divmod(queue_size, n_actors)
-        self._issued = [deque([0] * (1 + shares + (actor < rest))) for actor in range(n_actors)]
+        self._queue_size = queue_size
+        # Versions of the rollouts of each actor that are unfinished or in the queue, and number of the unfinished ones.
+        self._issued: list[deque[int]] = []
+        self._n_unfinished: list[int] = []
         self._n_taken = 0
+        for _ in range(n_actors):
+            self.add_actor()
 
     def add_actor(self) -> None:
-        """Add an actor with one rollout in progress; the size of the queue does not change."""
+        """Add an actor and a ticket; the size of the queue does not change."""
         self.n_actors += 1
         self.max_age = math.ceil((self._queue_size + self.n_actors) / self.batch_size)
-        self._issued.append(deque([self.version]))
+        """Maximum age of a rollout when it is taken."""
+        self._issued.append(deque())
+        self._n_unfinished.append(0)
 
-    def n_issued(self, actor: int) -> int:
-        """Return the number of rollouts of an actor that are in progress or in the queue."""
-        return len(self._issued[actor])
+    def issue(self) -> list[int]:
+        """Issue free tickets and return the actors of the new rollouts.
+
+        An actor has no more unfinished rollouts than are needed to collect a batch while the learner learns: a rollout
+        that waits for its actor ages.
+        """
+        actors: list[int] = []
+        for _ in range(self._queue_size + self.n_actors - sum(map(len, self._issued))):
+            actor = min(range(self.n_actors), key=self._n_unfinished.__getitem__)
+            if self._n_unfinished[actor] > self.batch_size // self.n_actors:
+                break
+            self._n_unfinished[actor] += 1
+            self._issued[actor].append(self.version)
+            actors.append(actor)
+        return actors
+
+    def finished(self, actor: int) -> None:
+        """Note that an actor has finished a rollout, which enters the queue."""
+        self._n_unfinished[actor] -= 1
 
     def next_of(self, waiting: Iterable[int]) -> int | None:
         """Return the actor whose oldest finished rollout is taken next; `None`: wait for other actors.
@@ -398,18 +419,12 @@ class RolloutTickets:
         return best
 
     def take(self, actor: int) -> int:
-        """Take the oldest rollout of an actor into the current batch and issue a new ticket.
+        """Take the oldest rollout of an actor into the current batch.
 
-        :return: The version at which the old ticket was issued.
+        :return: The version at which its ticket was issued.
         """
-        version = self._issued[actor].popleft()
-        self._issued[actor].append(self.version)
-        self._n_taken += 1
-        return version
-
-    def batch_done(self) -> None:
-        """Complete the current batch."""
-        self._n_taken = 0
+        self._n_taken = (self._n_taken + 1) % self.batch_size
+        return self._issued[actor].popleft()
 
     def updated(self) -> None:
         """Count an update of the learner."""

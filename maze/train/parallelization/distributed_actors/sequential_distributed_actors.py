@@ -76,7 +76,7 @@ class SequentialDistributedActors(DistributedActors):
             states = states_for(self._stopped_state, len(self._seeds))  # wrappers continue from their statistics
             self._env.load_state_dict({"environments": [{"problem": "", "wrappers": s["wrappers"]} for s in states]})
             self._n_starts += 1
-            self._next_actor = 0
+            self._next_actor, self._begins_anew = 0, True
         return self._env
 
     @override(DistributedActors)
@@ -120,6 +120,7 @@ class SequentialDistributedActors(DistributedActors):
         self._n_starts = state_dict.get("n_starts", 0)
         env = self._started()
         problems = env.load_state_dict(state_dict)
+        self._begins_anew = bool(problems)
         if "next_actor" in state_dict and len(state_dict["environments"]) == len(self._seeds):
             self._n_starts, self._next_actor = state_dict["n_starts"], state_dict["next_actor"]
         self._groups.call("begin_next", [()] * self.n_actors)

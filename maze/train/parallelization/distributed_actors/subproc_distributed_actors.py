@@ -26,15 +26,15 @@ class SubprocDistributedActors(ActorsAhead):
     :param env_factory: Makes one environment, in the worker.
     :param policy: The policy.
     :param n_rollout_steps: Number of environment steps of a rollout.
-    :param n_actors: Number of worker processes.
+    :param n_actors: Number of actors, each in a worker process by default.
     :param batch_size: Number of rollouts in a batch.
     :param queue_out_of_sync_factor: Maximum number of finished rollouts in the queue, in units of `batch_size`.
     :param start_method: `forkserver`, `spawn` or `fork`.
     :param actor_env_seeds: A seed for each environment.
     :param actor_agent_seeds: A seed for the policy of each actor.
     :param envs_per_actor: Number of environments that each actor steps together.
-    :param timeout: See :class:`~maze.core.utils.worker_pool.ProcessPool`.
-    :param max_restarts: Maximum number of consecutive replacements of a process.
+    :param limits: Time limit, replacements and threads of the processes: arguments of
+        :class:`~maze.core.utils.worker_pool.ProcessPool`.
     """
 
     def __init__(
@@ -50,8 +50,7 @@ class SubprocDistributedActors(ActorsAhead):
         actor_agent_seeds: list[int],
         *,
         envs_per_actor: int = 1,
-        timeout: float | None = None,
-        max_restarts: int = 0,
+        **limits: Any,
     ) -> None:
         super().__init__(
             env_factory,
@@ -68,7 +67,7 @@ class SubprocDistributedActors(ActorsAhead):
         self.get_multiprocessing_context(start_method)
         if start_method == "forkserver":
             forkserver.ensure_running()  # it imports torch while the learner sets up everything else
-        self._start_method, self._timeout, self._max_restarts = start_method, timeout, max_restarts
+        self._start_method, self._limits = start_method, limits
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
@@ -84,11 +83,10 @@ class SubprocDistributedActors(ActorsAhead):
             self.n_actors,
             self._start_method,
             env_slices(self.n_actors * self.envs_per_actor, self.n_actors),
-            self._timeout,
             n_slots=self._tickets.max_age + 2,
             in_background=True,
             modules=[EnvGroups.__module__],
-            max_restarts=self._max_restarts,
+            **self._limits,
         )
         return EnvGroups(pool, "rollouts", in_sequence, "Actor")
 

@@ -189,6 +189,8 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.workers = workers
         # Number of rows of the buffer that observation statistics have learned from.
         self._n_rows_seen = 0
+        self.n_filling_steps = 0
+        """Number of those environment steps that filled the buffer before the first update."""
         self.collects_ahead = False
         """Whether the next rollouts are collected while it learns; the workers need a policy of their own for that."""
         self._has_modes = depends_on_mode(self.policy.networks.values())
@@ -240,6 +242,7 @@ class ReplayTrainer(EpochTrainer, ABC):
             else:
                 sampling_policy = cls._sampling_policy(config, workers.worker_policy)
                 trainer.n_env_steps = fill_replay_buffer(run, replay_buffer, sampling_policy=sampling_policy)
+            trainer.n_filling_steps = trainer.n_env_steps
         return trainer
 
     @classmethod
@@ -359,7 +362,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         buffer = self.workers.replay_buffer
         with_content = is_last or buffer.n_bytes <= ALWAYS_SAVED_BYTES
         of_buffer = {"replay_buffer": buffer.state_dict(with_content), "n_rows_seen": self._n_rows_seen}
-        return {**super().training_state(is_last), **of_buffer}
+        return {**super().training_state(is_last), **of_buffer, "n_filling_steps": self.n_filling_steps}
 
     @override(EpochTrainer)
     def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
@@ -367,6 +370,8 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.workers.replay_buffer.load_state_dict(state["replay_buffer"])
         problems = super()._load_parts(state)
         self._n_rows_seen = state["n_rows_seen"]
+        # Earlier releases counted configured steps.
+        self.n_filling_steps = state.get("n_filling_steps", self.n_env_steps - self.n_updates * self.steps_per_update())
         if state["replay_buffer"]["content"] is None:
             self._n_rows_seen = self.workers.replay_buffer.n_rows_added
             problems.insert(0, "the replay buffer was too large to be saved with every epoch, and is filled anew")

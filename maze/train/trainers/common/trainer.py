@@ -344,8 +344,8 @@ class EpochTrainer(Trainer, ABC):
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
         """Train until the number of epochs is reached, or early stopping or a signal ends the run.
 
-        After a run that ended by itself, another call adds epochs; an interrupted run (in this process or from a loaded
-        state) is completed.
+        After a run that ended by itself, another call adds epochs, after early stopping with patience counted anew; an
+        interrupted run (in this process or from a loaded state) is completed.
 
         :param n_epochs: Number of epochs; 0: :data:`EPOCH_LIMIT` at most. `None` takes the configuration's.
         """
@@ -361,6 +361,8 @@ class EpochTrainer(Trainer, ABC):
         self._report(self._hand_out_restored(), "The training state")
         if self.is_finished:
             self.first_epoch, self.is_finished = self.epoch, False
+            if self.model_selection is not None and 0 < self.config.patience <= self.model_selection.last_improvement:
+                self.model_selection.last_improvement = 0  # else a further call would end at once
         n_done = self.epoch - self.first_epoch
         if not self._n_epochs:
             print(f"-> algorithm.n_epochs is 0: early stopping ends the run, or epoch {EPOCH_LIMIT:,}.", flush=True)

@@ -435,7 +435,7 @@ class DQN(ReplayTrainer):
         self.stats.add_value("epsilon", worker_policy.epsilon)
 
     def _scheduled(self, first: float, last: float) -> float:
-        n_steps = self.n_updates * self.steps_per_update()
+        n_steps = self.n_env_steps - self.n_filling_steps
         return linear_schedule(first, last, self.config.epsilon_decay_steps, n_steps)
 
     @override(ReplayTrainer)

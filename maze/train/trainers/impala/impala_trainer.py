@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from maze.core.agent.returns import ReturnFunction
 from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, RolloutBatch
+from maze.train.trainers.common.actor_critic.valuation import RolloutBatch
 from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.learning import scheduled_lr
 from maze.train.trainers.common.trainer import Trainer

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from maze.core.agent.returns import ReturnFunction, Returns, Trajectories
 from maze.core.annotations import override
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, Trajectories
 
 if TYPE_CHECKING:
     from maze.distributions.dict import DictProbabilityDistribution

@@ -505,7 +505,8 @@ class IQL(OfflineTrainer):
 
     :param arguments: See :class:`~maze.train.trainers.offline.offline_trainers.OfflineTrainer`.
     :param value_networks: Networks of the state values by key of the policy network, from observations to `[B]`;
-        `None`: copies of the policy networks with a linear output.
+        `None`: copies of the policy networks with a linear output. They are critics: they learn from the data, also
+        where the policy starts with loaded weights.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = IQLConfig

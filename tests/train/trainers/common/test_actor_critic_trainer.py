@@ -231,11 +231,23 @@ def test_early_stopping_ends_a_run_without_limit(capsys):
         def evaluate(self, policy):
             selection.update(1.0)
 
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state_dict):
+            pass
+
     selection = BestModelSelection(None, None)
     trainer = make_trainer(evaluator=NeverBetter(None, 1, selection), selection=selection, n_epochs=0, patience=3)
     trainer.train()
     assert trainer.epoch == 3  # the evaluations before epochs 2, 3 and 4 were no better than the first
     assert "early stopping" in capsys.readouterr().out
+    state = trainer.training_state()
+    trainer.train()
+    assert trainer.epoch == 6, "a further call counts patience anew"
+    trainer.resume(state, "the stopped run")
+    trainer.train()
+    assert trainer.epoch == 3, "a resumed run remains stopped"
 
 
 def test_without_evaluator_the_training_episodes_select_the_model():

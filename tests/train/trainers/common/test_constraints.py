@@ -298,6 +298,8 @@ def test_a_critic_of_costs_has_hidden_states_of_its_own(critic):
         ({"constraints": "wear <= 1"}, "algorithm.constraints: expected a list"),
         ({"constraints": ["wear < "]}, "constraints: cannot read 'wear < '"),
         ({"constraints": ["wear == 1"]}, "algorithm.constraints: expected `<=` or `>=`, found 'wear == 1'"),
+        ({"constraints": ["fault per wear <= 0.1"]}, "expected two averages over steps or two totals of episodes"),
+        ({"constraints": ["wear per share <= 0.1"]}, "expected two averages over steps or two totals of episodes"),
         ({"constraints": ["wear <= 1", "wear >= 0"]}, "expected one constraint per statistic"),
         ({"constraint_gains": [1, 2]}, "algorithm.constraint_gains: expected a proportional, an integral"),
         ({"multiplier_limit": 0}, "algorithm.multiplier_limit"),

@@ -106,6 +106,17 @@ def test_a_restored_optimizer_takes_the_same_steps(tmp_path):
         assert torch.equal(parameter, expected)
 
 
+def test_moments_are_restored_by_name_of_the_network():
+    networks = {("cost", name): build(seed) for seed, name in enumerate(["late", "waste"])}
+    optimizer = FlatAdam(networks, lr=0.01, eps=1e-5)
+    step(optimizer, *networks.values())
+    remaining = ("cost", "waste")
+    fewer = FlatAdam({remaining: copy.deepcopy(networks[remaining])}, lr=0.01, eps=1e-5)
+    fewer.load_state_dict(optimizer.state_dict())
+    for name, value in fewer.state_dict()[str(remaining)].items():
+        assert torch.equal(value, optimizer.state_dict()[str(remaining)][name])
+
+
 def test_replaced_parameters_are_tied_again():
     network = build()
     optimizer = FlatAdam({"policy": network}, lr=0.01, eps=1e-5)

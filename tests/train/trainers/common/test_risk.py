@@ -9,6 +9,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.api.run_context import RunContext
+from maze.core.agent.returns import Trajectories
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.errors import ConfigError
@@ -20,7 +21,6 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.risk import TailReturns, running_returns
-from maze.train.trainers.common.actor_critic.valuation import Trajectories
 from maze.train.trainers.common.config_classes import Risk
 from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig

@@ -431,6 +431,24 @@ def test_worker_processes_give_the_same_weights(ahead, tmp_path, monkeypatch):
         assert torch.equal(mine, theirs)
 
 
+def test_the_share_of_random_actions_follows_the_steps_that_have_arrived(tmp_path, monkeypatch):
+    collect = DQN._collect
+
+    def with_late_rollouts(self):
+        waiting = collect(self)
+        self.workers.n_env_steps = 3
+        return waiting
+
+    monkeypatch.setattr(DQN, "_collect", with_late_rollouts)
+    arguments = ("env.name=CartPole-v1", "algorithm.epsilon_decay_steps=1000", "algorithm.n_rollout_steps=5")
+    epsilons = []
+    for name, more in (("run", ()), ("resumed", (f"input_dir={tmp_path / 'run'}", "resume=true"))):
+        n_epochs = 2 + len(more) // 2
+        trainer = trained(tmp_path / name, monkeypatch, *arguments, *more, f"algorithm.n_epochs={n_epochs}")
+        epsilons.append(trainer.workers.worker_policy.epsilon)
+    assert epsilons == [linear_schedule(1.0, 0.05, 1000, 3 * n_updates) for n_updates in (39, 59)]
+
+
 def test_a_trained_policy_acts_greedily_in_every_loader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"

@@ -264,6 +264,21 @@ def test_a_run_that_begins_with_weights_has_targets_of_these_weights() -> None:
         assert torch.equal(target, loaded)
 
 
+@pytest.mark.parametrize(("trainer_class", "config"), [(IQL, IQLConfig()), (TD3BC, TD3BCConfig())])
+def test_loaded_policy_weights_leave_critics_as_they_are(trainer_class: Any, config: Any) -> None:
+    offline, earlier = (trainer(trainer_class, config, valve_log(8), VALVE) for _ in range(2))
+    for parameter in weights(earlier.model.networks.values()):
+        parameter.add_(1.0)
+    state_values = offline.value_networks.values() if isinstance(offline, IQL) else ()
+    critics = [*offline.critic.networks.values(), *state_values]
+    before = [each.clone() for each in weights(critics)]
+    offline.load_state_dict(earlier.state_dict())
+    assert all(map(torch.equal, before, weights(critics)))
+    if isinstance(offline, TD3BC):
+        targets = weights(offline._target_policy.networks.values())
+        assert all(map(torch.equal, targets, weights(earlier.model.networks.values())))
+
+
 def test_unsupported_training_setups_are_refused_with_their_key() -> None:
     data = structured_log(3)
     data.tables["pick"].observations["mask"][:] = [1, 0, 0]

@@ -198,8 +198,7 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
 
     @override(ObservationNormalizationStrategy)
     def normalize_value(self, value: np.ndarray) -> np.ndarray:
-        normalized: np.ndarray = (value - self._offset) / self._scale
-        return normalized
+        return np.asarray((value - self._offset) / self._scale)
 
 
 def chunks(observations: Sequence[np.ndarray]) -> Iterator[np.ndarray]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.networks import depends_on_mode
+from maze.core.agent.returns import GAE, ReturnFunction
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -25,13 +26,7 @@ from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCri
 from maze.train.trainers.common.actor_critic.constraints import LearnedConstraint, combined_advantage
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
 from maze.train.trainers.common.actor_critic.risk import LearnedRisk
-from maze.train.trainers.common.actor_critic.valuation import (
-    GAE,
-    PolicyBatch,
-    ReturnFunction,
-    RolloutBatch,
-    value_rollout,
-)
+from maze.train.trainers.common.actor_critic.valuation import PolicyBatch, RolloutBatch, value_rollout
 from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.learning import Losses, gradient_step, require_end_of_schedule, scheduled_lr
 from maze.train.trainers.common.trainer import EpochTrainer

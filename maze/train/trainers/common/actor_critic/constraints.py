@@ -23,6 +23,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.returns import GAE, ReturnFunction, Returns, Trajectories
 from maze.core.agent.state_critic_input_output import StateCriticInput
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
@@ -30,8 +31,8 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.checkpoint import Stateful
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
-from maze.train.trainers.common.actor_critic import valuation
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
+from maze.train.trainers.common.actor_critic.valuation import CostRows, PolicyBatch, RolloutBatch, value_rollout
 from maze.train.trainers.common.model_selection.model_selection_base import Constraint, statistic_source
 
 if TYPE_CHECKING:
@@ -103,11 +104,11 @@ def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> 
 
 
 @dataclass(frozen=True)
-class EpisodeCosts(valuation.GAE):
-    """valuation.GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
+class EpisodeCosts(GAE):
+    """GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
 
-    @override(valuation.ReturnFunction)
-    def __call__(self, trajectories: valuation.Trajectories) -> valuation.Returns:
+    @override(ReturnFunction)
+    def __call__(self, trajectories: Trajectories) -> Returns:
         if trajectories.acts is None:
             trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
         return super().__call__(trajectories)
@@ -153,20 +154,18 @@ class CostCritic:
     def _add_costs(
         self,
         columns: RolloutColumns,
-        batch: valuation.RolloutBatch,
-        returns: valuation.ReturnFunction,
+        batch: RolloutBatch,
+        returns: ReturnFunction,
         sequence_length: int,
     ) -> None:
         """Add advantages and targets of this critic to a batch of a rollout."""
-        valued = valuation.value_rollout(
-            self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True
-        )
+        valued = value_rollout(self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True)
         for part, of_costs in zip(batch.parts, valued.parts, strict=True):
-            part.costs.append(valuation.CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
+            part.costs.append(CostRows(of_costs.old_values, of_costs.advantages, of_costs.targets))
             if part.sequences is not None and of_costs.sequences is not None:
                 part.sequences.critic_states += of_costs.sequences.critic_states
 
-    def predicted(self, part: valuation.PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
+    def predicted(self, part: PolicyBatch, position: int, policy_output: PolicyOutput) -> list[Tensor]:
         """Return the values of costs, with gradients, for each output of the critic `[n_rows, ...]`.
 
         :param part: A minibatch.
@@ -187,7 +186,7 @@ class LearnedConstraint(CostCritic):
     :param text: The constraint, such as `late_share <= 0.05`.
     :param config: Hyperparameters.
     :param model: The model that is trained; the critic begins as a copy of its critic.
-    :raises ConfigError: The constraint cannot be read or is an equation.
+    :raises ConfigError: The constraint cannot be read, is an equation, or divides an average and a total.
     """
 
     saved = ("_carried", "_pid", "value", "_n_at_limit")
@@ -199,6 +198,11 @@ class LearnedConstraint(CostCritic):
             raise ConfigError(f"algorithm.constraints: expected `<=` or `>=`, found {constraint.text!r}.")
         self.name = constraint.name if constraint.per is None else f"{constraint.name}_per_{constraint.per}"
         self.sources = [statistic_source(name) for name in (constraint.name, constraint.per) if name is not None]
+        if len({source.is_rate for source in self.sources}) > 1:
+            raise ConfigError(
+                "algorithm.constraints: expected two averages over steps or two totals of episodes, whose ratio is the "
+                f"same in training and evaluation; found an average and a total in {constraint.text!r}."
+            )
         self.sign = 1.0 if constraint.sign in ("<=", "<") else -1.0
         self.value = float("nan")
         """Latest value of the statistic in rollouts."""
@@ -206,7 +210,7 @@ class LearnedConstraint(CostCritic):
         self._scale = abs(constraint.bound) or 1.0
         self._aim = constraint.bound - self.sign * config.constraint_margin * self._scale
         self._pid = PID()
-        self._returns = valuation.GAE(config.gamma, config.gae_lambda)
+        self._returns = GAE(config.gamma, config.gae_lambda)
         if self.sources[0].at_end:
             self._returns = EpisodeCosts(1.0, config.gae_lambda)
         self._scaling = RewardScaling(config.gamma)
@@ -225,7 +229,7 @@ class LearnedConstraint(CostCritic):
         for key, network in self.critic.networks.items():
             yield ("constraint_critic_grad_norm", (self.name, key)), network
 
-    def learn(self, columns: RolloutColumns, batch: valuation.RolloutBatch, first: int, is_fixed: bool) -> None:
+    def learn(self, columns: RolloutColumns, batch: RolloutBatch, first: int, is_fixed: bool) -> None:
         """Update the multiplier by a rollout, and add its cost advantages and targets to the rollout's batch.
 
         :param columns: The rollout.

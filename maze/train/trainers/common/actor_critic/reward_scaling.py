@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maze.core.agent.returns import ReturnFunction, Returns, Trajectories
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, Trajectories
 
 if TYPE_CHECKING:
     from maze.core.rollout.rollout_columns import RolloutColumns

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maze.core.agent.returns import gae
-from maze.core.agent.torch_state_critic import TorchStepStateCritic
+from maze.core.agent.returns import ReturnFunction, Returns, Trajectories, gae
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.stats_utils import tail_values
 from maze.train.trainers.common.actor_critic.constraints import CostCritic
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, RolloutBatch, Trajectories
+from maze.train.trainers.common.actor_critic.valuation import RolloutBatch
 from maze.train.trainers.common.config_classes import Risk
 from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
 
@@ -153,7 +152,7 @@ class LearnedRisk(CostCritic):
         :raises ConfigError: The critic predicts the rewards of actors that come and go.
         """
         come_and_go = columns.actor_rewards is not None and not columns.is_dense()
-        if come_and_go and isinstance(self.critic, TorchStepStateCritic):
+        if come_and_go and self.critic.predicts_substeps:
             raise ConfigError(
                 "algorithm.risk: expected a shared critic where actors with rewards of their own come and go, because "
                 "risk concerns the return of the episode; found a step critic. Use `critic=flatten_concat_shared`."

@@ -53,8 +53,7 @@ class Sequences:
     @property
     def starts(self) -> np.ndarray:
         """Where each sequence begins in the order, `[n_sequences]`."""
-        starts: np.ndarray = np.cumsum(self.lengths) - self.lengths
-        return starts
+        return np.asarray(np.cumsum(self.lengths) - self.lengths)
 
     def runs(self, groups: Sequence[PackedRows]) -> ModelRuns:
         """Return the runs of a model over the sequences."""

@@ -7,22 +7,25 @@ for all rows. A return function (GAE, V-trace) computes advantages and targets f
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.agent.returns import gae, next_values_from
-from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStepStateCritic
-from maze.core.annotations import override
+from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_values_from
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.rollout.rollout_columns import RolloutColumns, SubstepColumns, has_known_reward
+from maze.core.rollout.rollout_columns import (
+    FinalObservationEntry,
+    RolloutColumns,
+    SubstepColumns,
+    has_known_reward,
+)
+from maze.train.trainers.common.actor_critic.actor_trajectories import trajectories_of_actors
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy_output import PolicyOutput
 
+
+__all__ = ["GAE", "PolicyBatch", "RolloutBatch", "value_rollout"]
 
 # -- rows and minibatches --------------------------------------------------------------------------
 
@@ -119,6 +124,16 @@ class PolicyBatch:
             sequences=sequences,
             costs=[CostRows(*map(each, costs)) for costs in self.costs],
         )
+
+    def known(self, is_known: np.ndarray) -> PolicyBatch:
+        """Return the batch without decisions whose rewards are unknown.
+
+        :param is_known: bool `[n_rows]`; unknown are only the last rows of sequences.
+        """
+        if is_known.all():
+            return self
+        sequences = None if self.sequences is None else self.sequences.known(is_known)
+        return self.rows(np.flatnonzero(is_known), sequences)
 
     def minibatches(self, n: int, generator: torch.Generator) -> Iterator[PolicyBatch | None]:
         """Divide all rows in random order as evenly as possible; whole sequences stay together.
@@ -209,88 +224,6 @@ def decisions_by_policy(
             yield [rows(actor, of_key, place)], (of_key.ticks[place[0]], place[1])
 
 
-# -- return functions ------------------------------------------------------------------------------
-
-
-@dataclass
-class Trajectories:
-    """Inputs of a return function, time-major `[n_times, n_trajectories]`, without gradients.
-
-    Lists hold an entry for each output of the critic, or (rewards) for each sub-step of an environment step.
-    """
-
-    values: list[Tensor]
-    """Value before each decision."""
-    next_values: list[Tensor]
-    """Value after it, of the final observation where an episode was truncated. Undefined where one terminated."""
-    rewards: list[Tensor]
-    has_own_rewards: bool
-    """Whether the values of a sub-step predict its own entry of `rewards`; otherwise they predict their sum."""
-    terminated: Tensor
-    truncated: Tensor
-    step_complete: Tensor | None = None
-    """Where an environment step completes, so that the discount applies; `None`: everywhere."""
-    acts: Tensor | None = None
-    """Where decisions are; `None`: everywhere. See :func:`actor_trajectories`."""
-    log_rhos: list[Tensor] = field(default_factory=list)
-    """Logarithms of the importance weights by sub-step; empty for on-policy returns."""
-    places: list[Index | None] = field(default_factory=list)
-    """For each policy batch, time and trajectory of its rows; `None`: everywhere, in the order of time."""
-    is_known: list[np.ndarray] | None = None
-    """For each policy batch, the rows whose rewards are known, bool `[n_rows]`; `None`: all."""
-
-
-@dataclass
-class Returns:
-    """Advantages and targets, shaped like the trajectories."""
-
-    advantages: list[Tensor]
-    """By sub-step."""
-    targets: list[Tensor]
-    """By output of the critic."""
-
-
-class ReturnFunction(ABC):
-    """Estimate advantages and targets of values."""
-
-    gamma: float
-    is_off_policy: bool = False
-    """Whether it needs importance weights: rollouts then hold the logits of the policies that acted."""
-
-    @abstractmethod
-    def __call__(self, trajectories: Trajectories) -> Returns:
-        """Compute the returns of all decisions."""
-
-
-@dataclass(frozen=True)
-class GAE(ReturnFunction):
-    """Generalised advantage estimation (Schulman et al. 2016)."""
-
-    gamma: float
-    """Discount for each environment step."""
-    gae_lambda: float
-    """0: one-step targets, 1: discounted returns."""
-
-    @override(ReturnFunction)
-    def __call__(self, trajectories: Trajectories) -> Returns:
-        rewards, values = trajectories.rewards, trajectories.values
-        of_values = rewards if trajectories.has_own_rewards else [sum(rewards[1:], rewards[0])]
-        advantages = [
-            gae(
-                *(reward, value, next_value, trajectories.terminated, trajectories.truncated),
-                *(self.gamma, self.gae_lambda, trajectories.step_complete, trajectories.acts),
-            )
-            for reward, value, next_value in zip(of_values, values, trajectories.next_values, strict=False)
-        ]
-        targets = [advantage + value for advantage, value in zip(advantages, values, strict=False)]
-        if len(targets) < len(values):  # a delta critic: all sub-steps lead to the same next step
-            targets *= len(values)
-            advantages += [target - value for target, value in zip(targets[1:], values[1:], strict=True)]
-        if len(advantages) < len(rewards):  # a shared critic
-            advantages *= len(rewards)
-        return Returns(advantages, targets)
-
-
 # -- valuation -------------------------------------------------------------------------------------
 
 
@@ -321,40 +254,22 @@ def value_rollout(
             "the actors of this environment vary. Use a step or a shared critic."
         )
     sequenced = SequencedRollout(model, columns, hidden_states, sequence_length) if model.is_recurrent else None
+    separate_agents = model.policy.substeps_with_separate_agent_nets
     batches = [
         _evaluated(model, substeps, index, returns.is_off_policy, sequenced, keeps_outputs)
-        for substeps, index in decisions_by_policy(
-            columns, model.policy.substeps_with_separate_agent_nets, model.device
-        )
+        for substeps, index in decisions_by_policy(columns, separate_agents, model.device)
     ]
-    has_actor_trajectories = (
-        isinstance(model.critic, TorchStepStateCritic) and columns.actor_rewards is not None and not columns.is_dense()
-    )
     with torch.no_grad():
-        if has_actor_trajectories:  # a critic predicts the rewards of each actor
-            trajectories = _trajectories_of_actors(model, columns, batches, returns.gamma, sequenced, are_joint)
-        else:
-            trajectories = _trajectories_of_environments(model, columns, batches, sequenced, are_joint)
+        trajectories = _trajectories(model, columns, batches, returns.gamma, sequenced, are_joint)
         found = returns(trajectories)
-        parts = []
-        for number, batch in enumerate(batches):
-            rows = partial(_rows_at, trajectories.places[number])
-            part = replace(batch, advantages=rows(found.advantages), targets=rows(found.targets))
-            is_known = None if trajectories.is_known is None else trajectories.is_known[number]
-            if is_known is not None and not is_known.all():
-                sequences = None if part.sequences is None else part.sequences.known(is_known)
-                part = part.rows(np.flatnonzero(is_known), sequences)
-            parts.append(part)
+        for batch, place in zip(batches, trajectories.places, strict=True):
+            batch.advantages, batch.targets = _rows_at(place, found.advantages), _rows_at(place, found.targets)
+        if trajectories.acts is not None:
+            is_known = has_known_reward(columns.step_complete | columns.truncated)
+            batches = [batch.known(is_known[batch.index]) for batch in batches]
     if sequenced is not None:
         sequenced.update_hidden_states()
-    return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
-
-
-def _rows_at(place: Index | None, arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return the rows of a batch from time-major arrays."""
-    if place is None:
-        return [array.flatten(0, 1) for array in arrays]
-    return [torch.from_numpy(array.cpu().numpy()[place]).to(array.device) for array in arrays]
+    return RolloutBatch([batch for batch in batches if batch.n_rows], max(1, int(columns.step_complete.sum())))
 
 
 def _evaluated(
@@ -374,65 +289,19 @@ def _evaluated(
         else:
             outputs, sequences = sequenced.evaluate(substeps, index)
     with torch.no_grad():
-        log_probs = old_log_probs = [
-            output.prob_dist.joint_log_prob(substep.action)
-            for output, substep in zip(outputs[0].substep_outputs, substeps, strict=True)
-        ]
-        if all(substep.logits is not None for substep in substeps):
+        pairs = zip(outputs[0].substep_outputs, substeps, strict=True)
+        log_probs = [output.prob_dist.joint_log_prob(substep.action) for output, substep in pairs]
+        batch = PolicyBatch(substeps, outputs[1].detached_values, log_probs, index=index, sequences=sequences)
+        if substeps[0].logits is not None:
             behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
-            old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
-        log_rhos = [new - old for new, old in zip(log_probs, old_log_probs, strict=True)] if is_off_policy else []
-    return PolicyBatch(
-        substeps,
-        outputs[1].detached_values,
-        old_log_probs,
-        log_rhos=log_rhos,
-        index=index,
-        outputs=outputs if keeps_outputs else None,
-        sequences=sequences,
-    )
+            batch.old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
+        if is_off_policy:
+            batch.log_rhos = [new - old for new, old in zip(log_probs, batch.old_log_probs, strict=True)]
+    batch.outputs = outputs if keeps_outputs else None
+    return batch
 
 
-# -- trajectories ----------------------------------------------------------------------------------
-
-
-def _trajectories_of_environments(
-    model: TorchActorCritic,
-    columns: RolloutColumns,
-    batches: Sequence[PolicyBatch],
-    sequenced: SequencedRollout | None,
-    are_joint: bool,
-) -> Trajectories:
-    """Return the environment steps of a dense rollout, or else ticks of all actors together."""
-    substeps, n_envs = batches[0].substeps, columns.n_envs
-    n_substeps = len(substeps)
-    shape = (columns.n_ticks // n_substeps, n_envs)
-    values = _time_major(batches, [batch.old_values for batch in batches], shape)
-    ends = _values_at_ends(model, columns, sequenced, substeps if n_substeps > 1 else ())
-    last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(n_envs)])
-    final = {(tick // n_substeps, env): torch.tensor(value) for (tick, env), (_, value) in ends.items()}
-    next_values = [next_values_from(value, last.to(value), final) for value in values]
-
-    def of_steps(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.reshape(shape[0], n_substeps, n_envs)).to(model.device)
-
-    rewards = list(of_steps(columns.rewards).unbind(1))
-    has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
-    if has_own_rewards and columns.actor_rewards is not None and not are_joint:
-        rewards = list(of_steps(columns.actor_rewards).unbind(1))
-        for index, value in enumerate(values[1:], 1):  # after an end that its actor did not observe: its latest value
-            next_values[index] = next_values_from(value, value[-1], {place: value[place] for place in final})
-    elif has_own_rewards:
-        rewards = [torch.stack(rewards).sum(0)] * n_substeps
-    terminated, truncated = of_steps(columns.terminated).any(1), of_steps(columns.truncated).any(1)
-    complete = None if columns.is_dense() else of_steps(columns.step_complete | columns.truncated)[:, 0]
-    log_rhos = _time_major(batches, [batch.log_rhos for batch in batches], shape)
-    places = [batch.index for batch in batches]
-    ends_and_steps = (terminated, truncated, complete)
-    return Trajectories(values, next_values, rewards, has_own_rewards, *ends_and_steps, None, log_rhos, places)
-
-
-def _trajectories_of_actors(
+def _trajectories(
     model: TorchActorCritic,
     columns: RolloutColumns,
     batches: Sequence[PolicyBatch],
@@ -440,51 +309,42 @@ def _trajectories_of_actors(
     sequenced: SequencedRollout | None,
     are_joint: bool,
 ) -> Trajectories:
-    """Return one trajectory for each actor of each environment: a critic predicts the rewards of each actor.
-
-    The last decisions of a rollout may have no reward yet. They are not learned from; their values are the next values
-    of the decisions before.
+    """Return the environment steps of a dense rollout, or else the ticks of all actors: together, or of each by itself
+    where a critic predicts its rewards.
     """
-    assert columns.actor_rewards is not None
-    numbers: dict[ActorID, int] = {}
-    actors = np.full(columns.rewards.shape, -1)  # -1: none acts
-    for substep in columns.substeps.values():
-        for actor, (rows, envs) in substep.entries_by_actor():
-            actors[substep.ticks[rows], envs] = numbers.setdefault(actor, len(numbers))
-    acts = actors[..., np.newaxis] == np.arange(len(numbers))
-    outputs = [[*batch.old_values, *batch.log_rhos] for batch in batches]
-    values, *log_rhos = (array.cpu().numpy() for array in _time_major(batches, outputs, actors.shape))
-    ends = {
-        place: (numbers[actor], value)
-        for place, (actor, value) in _values_at_ends(model, columns, sequenced).items()
-        if actor in numbers
-    }
-    complete, terminated, truncated = columns.step_complete | columns.truncated, columns.terminated, columns.truncated
-    own_values, next_values, own_log_rhos = actor_trajectories(
-        values, acts, ends, terminated, truncated, complete, gamma, *log_rhos
-    )
-    is_known = has_known_reward(complete)
-    is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
-    has_left = False if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
-    indices = [batch.index for batch in batches if batch.index is not None]
+    substeps, n_envs, device = batches[0].substeps, columns.n_envs, model.device
+    n_substeps, is_dense = len(substeps), columns.is_dense()
+    shape = (columns.n_ticks // n_substeps, n_envs)
+    places = [batch.index for batch in batches]
+    values = _time_major(places, [batch.old_values for batch in batches], shape)
+    log_rhos = _time_major(places, [batch.log_rhos for batch in batches], shape)
+    ends = _values_at_ends(model, columns, sequenced, substeps if n_substeps > 1 else ())
+    is_by_substep = model.state_critic.predicts_substeps
+    if is_by_substep and columns.actor_rewards is not None and not is_dense:
+        of_actions = log_rhos[0] if log_rhos else None
+        return trajectories_of_actors(columns, values[0], of_actions, ends, places, gamma, are_joint)
+    last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(n_envs)])
+    final = {(tick // n_substeps, env): torch.tensor(value) for (tick, env), (_, value) in ends.items()}
+    next_values = [next_values_from(value, last.to(value), final) for value in values]
 
-    def joined(grid: np.ndarray) -> Tensor:
-        """Join environments and actors in one axis; repeat what all actors of an environment have in common."""
-        filled = np.broadcast_to(grid if grid.ndim == 3 else grid[..., np.newaxis], acts.shape)
-        return torch.from_numpy(filled.reshape(len(filled), -1).copy()).to(model.device)
+    def of_steps(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.reshape(shape[0], n_substeps, n_envs)).to(device)
 
+    rewards = list(of_steps(columns.rewards).unbind(1))
+    has_own_rewards = is_by_substep and n_substeps > 1
+    if has_own_rewards and columns.actor_rewards is not None and not are_joint:
+        rewards = list(of_steps(columns.actor_rewards).unbind(1))
+        for index, value in enumerate(values[1:], 1):  # after an end that its actor did not observe: its latest value
+            next_values[index] = next_values_from(value, value[-1], {place: value[place] for place in final})
+    elif has_own_rewards:
+        rewards = [torch.stack(rewards).sum(0)] * n_substeps
     return Trajectories(
-        values=[joined(own_values)],
-        next_values=[joined(next_values)],
-        rewards=[joined(np.where(acts | are_joint, columns.actor_rewards[..., np.newaxis], np.float32(0.0)))],
-        has_own_rewards=True,
-        terminated=joined(terminated[..., np.newaxis] | has_left),
-        truncated=joined(truncated | is_last_known),
-        step_complete=joined(complete),
-        acts=joined(acts),
-        log_rhos=[joined(own_log_rhos)] if log_rhos else [],
-        places=[(ticks, envs * len(numbers) + actors[ticks, envs]) for ticks, envs in indices],
-        is_known=[is_known[place] for place in indices],
+        *(values, next_values, rewards, has_own_rewards),
+        terminated=of_steps(columns.terminated).any(1),
+        truncated=of_steps(columns.truncated).any(1),
+        step_complete=None if is_dense else of_steps(columns.step_complete | columns.truncated)[:, 0],
+        log_rhos=log_rhos,
+        places=places,
     )
 
 
@@ -501,98 +361,47 @@ def _values_at_ends(
     :param substeps: The sub-steps of a dense rollout, if there are several. Critics that observe all of them take the
         observations of the others from the step before.
     """
-    observed: dict[ActorID, dict[Place, Mapping[str, Any]]] = {}
-    for env, actor in enumerate(columns.last_actor_ids):
-        observation = {key: array[env] for key, array in columns.last_observations[actor.step_key].items()}
-        observed.setdefault(actor, {})[columns.n_ticks, env] = observation
-    for entry in columns.final_observations:
-        observed.setdefault(entry.actor_id, {})[entry.tick, entry.env_index] = entry.observation
+    entries_of: dict[ActorID, list[FinalObservationEntry]] = {}
+    for entry in (*columns.next_observations(), *columns.final_observations):
+        entries_of.setdefault(entry.actor_id, []).append(entry)
     ends: dict[Place, tuple[ActorID, Any]] = {}
     actors = [substep.actor_id for substep in substeps]
-    for actor, found in observed.items():
-        first, *_ = found.values()
-        stacked = {key: np.stack([np.asarray(one[key]) for one in found.values()]) for key in first}
+    for actor, entries in entries_of.items():
+        places = [(entry.tick, entry.env_index) for entry in entries]
+        stacked = {key: np.stack([entry.observation[key] for entry in entries]) for key in entries[0].observation}
         known = None
         if substeps:
             last_tick, n_substeps = columns.n_ticks - 1, len(substeps)
-            steps = [min(tick, last_tick) // n_substeps * columns.n_envs + env for tick, env in found]
+            steps = [min(tick, last_tick) // n_substeps * columns.n_envs + env for tick, env in places]
             known = [{key: tensor[steps] for key, tensor in one.observation.items()} for one in substeps]
-        runs = None if sequenced is None else sequenced.at(actor, list(found))
+        runs = None if sequenced is None else sequenced.at(actor, places)
         position = actors.index(actor) if actor in actors else 0
         values = model.bootstrap_values(stacked, actor, known, position, runs).tolist()
-        ends.update((place, (actor, value)) for place, value in zip(found, values, strict=True))
+        ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
     return ends
 
 
-def _time_major(batches: Sequence[PolicyBatch], outputs: list[list[Tensor]], shape: tuple[int, ...]) -> list[Tensor]:
-    """Place the rows of all batches in the order of time.
+def _time_major(places: Sequence[Index | None], outputs: list[list[Tensor]], shape: tuple[int, int]) -> list[Tensor]:
+    """Place the rows of all batches in the order of time; the inverse of :func:`_rows_at`.
 
+    :param places: For each batch ticks and environments of its rows; `None`: a dense rollout in the order of time.
     :param outputs: For each batch one tensor `[n_rows, ...]` for each output of a network.
     :param shape: `(n_times, n_envs)`.
     :return: For each output of a network `[n_times, n_envs, ...]`.
     """
-    if batches[0].index is None:
+    if places[0] is None:
         return [output.reshape(*shape, *output.shape[1:]) for output in outputs[0]]
     arrays = []
     for of_batches in zip(*outputs, strict=True):
         array = np.zeros((*shape, *of_batches[0].shape[1:]), np.float32)  # NumPy starts small operations much faster
-        for batch, output in zip(batches, of_batches, strict=True):
-            array[batch.index] = output.cpu().numpy()
+        for place, output in zip(places, of_batches, strict=True):
+            array[place] = output.cpu().numpy()
         arrays.append(torch.from_numpy(array).to(of_batches[0].device))
     return arrays
 
 
-def actor_trajectories(
-    values: np.ndarray,
-    acts: np.ndarray,
-    ends: Mapping[tuple[int, int], tuple[int, float]],
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    step_complete: np.ndarray,
-    gamma: float,
-    log_rhos: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the decisions of each actor as a trajectory of its own, however irregularly it acts.
-
-    A tick in which another actor acts only passes time: where it completes an environment step, later rewards are
-    discounted, and it changes nothing else. Return functions therefore treat all ticks alike.
-
-    The value of an actor after the end of a rollout or of a truncated episode is known only if the actor acts next;
-    otherwise its latest value stands in.
-
-    :param values: `[n_ticks, n_envs]`, value of the actor that acted, before it did.
-    :param acts: bool `[n_ticks, n_envs, n_actors]`, who acted.
-    :param ends: Who was to act next, and its value: after the rollout by `(n_ticks, environment index)`, at the end
-        of truncated episodes by the tick they ended with.
-    :param terminated: `[n_ticks, n_envs]`, the episode ended by itself.
-    :param truncated: `[n_ticks, n_envs]`, the episode was cut off.
-    :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
-    :param gamma: Discount for each environment step.
-    :param log_rhos: `[n_ticks, n_envs]`, logarithm of each decision's importance weight; `None`: all are 1.
-    :return: `[n_ticks, n_envs, n_actors]` each: an actor's value before its decision (where others act, the discounted
-        value of what follows for it); its value after the tick; and the logarithm of the importance weight of all
-        decisions from its own to the one before its next.
-    """
-    n_ticks = len(acts)
-    own_values = np.where(acts, values[..., np.newaxis], 0).astype(values.dtype)
-    acted_last = np.maximum.accumulate(np.where(acts, np.arange(n_ticks)[:, np.newaxis, np.newaxis], 0), axis=0)
-    at_ends = np.take_along_axis(own_values, acted_last, axis=0)
-    following = at_ends[-1].copy()
-    for (tick, env), (actor, value) in ends.items():
-        (following if tick == n_ticks else at_ends[tick])[env, actor] = value
-    discounts = np.where(step_complete, gamma, 1.0)[..., np.newaxis].astype(values.dtype)
-    weights = np.zeros_like(own_values)
-    weight = np.zeros_like(following)
-    next_values = np.empty_like(own_values)
-    for tick in reversed(range(n_ticks)):
-        following[terminated[tick]] = 0.0
-        is_cut_off = truncated[tick] & ~terminated[tick]
-        following[is_cut_off] = at_ends[tick, is_cut_off]
-        next_values[tick] = following
-        own_values[tick] = following = np.where(acts[tick], own_values[tick], discounts[tick] * following)
-        if log_rhos is not None:
-            weight[terminated[tick] | truncated[tick]] = 0.0
-            weight += log_rhos[tick, :, np.newaxis]
-            weights[tick] = np.where(acts[tick], weight, 0.0)
-            weight[acts[tick]] = 0.0
-    return own_values, next_values, weights
+def _rows_at(place: Index | None, arrays: Sequence[Tensor]) -> list[Tensor]:
+    """Return the rows of a batch from time-major arrays."""
+    if place is None:
+        return [array.flatten(0, 1) for array in arrays]
+    return [torch.from_numpy(array.cpu().numpy()[place]).to(array.device) for array in arrays]

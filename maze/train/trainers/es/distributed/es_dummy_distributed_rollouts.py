@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from maze.core.agent.policy import acting_in
 from maze.core.agent.torch_policy import ActionHeads, TorchPolicy
@@ -30,7 +31,7 @@ from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import LocalPool, Maker, TaskPool, unpublished
-from maze.perception.program.network_program import Rows, TorchPopulation, population_in_numpy
+from maze.perception.program.network_program import Rows, population_in_numpy
 from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
@@ -103,6 +104,52 @@ class Population:
         self, key: Any, network: TorchPopulation, observations: Mapping[str, np.ndarray], rows: Rows
     ) -> Mapping[str, Any]:
         return self._heads[key].as_arrays(network(observations, rows))
+
+
+class TorchPopulation:
+    """One network of any kind with many sets of parameters, mapped over them by `torch.func.vmap`.
+
+    :param network: The network; it stays unchanged.
+    :param stacked: Arrays `[n_rows, *shape]` for parameters, by `id`; their memory is read at every call. Other
+        parameters are the network's own.
+    """
+
+    def __init__(self, network: nn.Module, stacked: Mapping[int, np.ndarray]) -> None:
+        self._network = network
+        # each place once, although modules and parameters may be registered under several names
+        self._slots: list[tuple[dict[str, Any], str, int]] = [
+            (vars(module)["_parameters"], name, id(parameter))
+            for module in network.modules()
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+            if id(parameter) in stacked
+        ]
+        self._stacked = {key: torch.from_numpy(stacked[key]) for _, _, key in self._slots}
+
+    def __call__(self, observation: Mapping[str, np.ndarray], rows: Rows) -> dict[str, torch.Tensor]:
+        """Return the network's outputs `[batch, ...]`.
+
+        :param observation: Arrays `[batch, ...]`.
+        :param rows: Whose parameters are used, for the observation at the same place in the batch.
+        :raises RuntimeError: An operation of the network cannot be mapped.
+        """
+        index = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+        parameters = {key: tensor[index] for key, tensor in self._stacked.items()}
+        inputs = {key: torch.as_tensor(array, dtype=torch.get_default_dtype()) for key, array in observation.items()}
+        outputs: dict[str, torch.Tensor] = torch.func.vmap(self._one)(parameters, inputs)
+        return outputs
+
+    def _one(
+        self, parameters: dict[int, torch.Tensor], observation: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        replaced = [slots[name] for slots, name, _ in self._slots]
+        try:
+            for slots, name, key in self._slots:
+                slots[name] = parameters[key]
+            outputs = self._network({key: value.unsqueeze(0) for key, value in observation.items()})
+        finally:
+            for (slots, name, _), parameter in zip(self._slots, replaced, strict=True):
+                slots[name] = parameter
+        return {key: value.squeeze(0) for key, value in outputs.items()}
 
 
 def is_batchable(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]) -> bool:

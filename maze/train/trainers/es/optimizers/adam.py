@@ -41,8 +41,7 @@ class Adam(Optimizer):
         self.v += (1.0 - self.beta2) * (gradient * gradient - self.v)
         # the bias corrections of both moments in one factor (section 2 of the paper)
         rate = self.step_size * np.sqrt(1.0 - self.beta2**self.t) / (1.0 - self.beta1**self.t)
-        step: np.ndarray = -rate * self.m / (np.sqrt(self.v) + self.epsilon)
-        return step
+        return np.asarray(-rate * self.m / (np.sqrt(self.v) + self.epsilon))
 
     @override(Optimizer)
     def _moments(self) -> dict[str, np.ndarray]:

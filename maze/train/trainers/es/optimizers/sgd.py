@@ -33,8 +33,7 @@ class SGD(Optimizer):
     @override(Optimizer)
     def _compute_step(self, gradient: np.ndarray) -> np.ndarray:
         self.v += (1.0 - self.momentum) * (gradient - self.v)
-        step: np.ndarray = -self.step_size * self.v
-        return step
+        return np.asarray(-self.step_size * self.v)
 
     @override(Optimizer)
     def _moments(self) -> dict[str, np.ndarray]:
