@@ -314,7 +314,7 @@ class ProcessPool(TaskPool):
     :param n_slots: Number of stored arrays of each size; calls that use earlier ones must be completed.
     :param in_background: Whether workers send results in a thread and work on while they are not received.
     :param modules: Modules that the fork server imports once for all workers.
-    :param noun: Name of a worker in worker_process.
+    :param noun: Name of a worker in messages.
     :param item: Names the work of a call, from its arguments, in messages (` of episode 3`).
     :param max_restarts: Maximum number of consecutive replacements of a process.
     :param n_threads: Number of workers in a process, each in a thread; they are replaced together.
