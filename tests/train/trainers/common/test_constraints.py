@@ -54,6 +54,12 @@ class MachineEvents:
     def fault(self, value):
         """Summed over episodes; not fired in each step."""
 
+    @define_epoch_stats(np.mean, output_name="mean")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def use(self, value):
+        """Summed over episodes."""
+
     @define_epoch_stats(max)
     @define_episode_stats(max)
     @define_step_stats(max)
@@ -81,6 +87,7 @@ class Machine(BatchedCoreEnv):
         faulty = (fast * self.was_fast) > 0
         self.was_fast = fast
         self.fire(MachineEvents.wear, value=fast)
+        self.fire(MachineEvents.use, value=fast)
         self.fire(MachineEvents.fault, where=faulty, value=2.0)
         return fast - 0.3 * faulty, np.zeros(self.n_envs, bool)
 
@@ -221,7 +228,7 @@ def machine_trainer(trainer_class, constraints, n_updates, **settings):
         (PPO, "wear <= 0.62"),  # fast, slow, fast, slow, fast
         pytest.param(PPO, "share <= 0.62", marks=pytest.mark.long),
         pytest.param(A2C, "wear <= 0.62", marks=pytest.mark.long),
-        (PPO, "fault per wear <= 0.1"),
+        (PPO, "fault per use <= 0.1"),
     ],
 )
 def test_a_policy_earns_as_much_as_its_constraint_allows(trainer_class, constraint):
