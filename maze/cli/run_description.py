@@ -9,7 +9,7 @@ from typing import Any
 
 from maze.cli import run_summary
 from maze.cli.hydra_setup import FlagParser, UsageError
-from maze.core.errors import CheckpointError, MazeError
+from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.utils.files import TEMPORARY_PREFIX, aligned, has_checksum, verify_checksum
 from maze.core.utils.stored_config import read_stored_config, read_yaml
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
@@ -117,9 +117,12 @@ def print_shelf(arguments: Sequence[str]) -> int:
 
     :param arguments: Names of bundles; none: all.
     :return: Exit status.
-    :raises ConfigError: The shelf has no such bundle.
+    :raises UsageError: The shelf has no such bundle.
     """
-    bundles = [PolicyBundle.load(f"{SHELF}{name}", check=False) for name in arguments or shelf()]
+    try:
+        bundles = [PolicyBundle.load(f"{SHELF}{name}", check=False) for name in arguments or shelf()]
+    except ConfigError as error:
+        raise UsageError(f"--shelf: {error}") from error
     print("\n".join(aligned([SHELF_HEADER, *map(shelf_row, bundles)])))
     print("\nUse one: maze-run policy=shelf:<name>. Commands that trained them:")
     for bundle in bundles:

@@ -73,3 +73,5 @@ def test_the_listing_and_the_page_follow_from_the_cards(capfd: pytest.CaptureFix
         assert name in out
         assert PolicyBundle.load(f"shelf:{name}", check=False).card["command"] in out
     assert shelf_table() in (ROOT / "docs" / "guide" / "operations.md").read_text(encoding="utf-8")
+    assert main(["--shelf", "nothing"]) == 2
+    assert "--shelf: shelf 'nothing' is unknown" in capfd.readouterr().err
