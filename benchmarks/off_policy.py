@@ -11,6 +11,7 @@ correlation of estimates and exact values over the policies, and how often it re
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -131,6 +132,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
@@ -138,14 +140,17 @@ def main() -> None:
     policies = targets(problem.action_spaces)
     exact = {name: exact_values(problem, policy) for name, policy in policies.items()}  # type: ignore[arg-type]
     print("exact:", {name: round(values[0], 2) for name, values in exact.items()})
-    begin = time.process_time()
-    tasks = [(options.episodes, seed) for seed in range(options.repetitions)]
-    if options.jobs == 1:
-        results = list(map(one_repetition, tasks))
-    else:
-        with ProcessPoolExecutor(options.jobs) as pool:
-            results = list(pool.map(one_repetition, tasks))
-    print(f"CPU seconds of a repetition (one process): {(time.process_time() - begin) / options.repetitions:.1f}")
+    begin = time.perf_counter()
+    tasks = [(options.episodes, seed) for seed in range(options.first_seed, options.first_seed + options.repetitions)]
+    results = []
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for result in pool.map(one_repetition, tasks):
+            results.append(result)
+            fitted = [each for row in results for each in row if each.estimator == "fqe"]
+            n_covered = sum(each.estimate.low <= exact[each.policy][0] <= each.estimate.high for each in fitted)
+            print(f"{len(results)} repetitions: FQE covers {n_covered} of {len(fitted)}", file=sys.stderr, flush=True)
+    seconds = time.perf_counter() - begin
+    print(f"seconds of a repetition (one process): {seconds * options.jobs / options.repetitions:.1f}")
     print(f"{'estimator':10} {'coverage':>9} {'rmse':>8} {'width':>8} {'rank':>6} {'refused':>8}")
     for name in ESTIMATORS:
         truth = {policy: values[0 if name in FITTED else 1] for policy, values in exact.items()}

@@ -16,7 +16,7 @@ robust, MAGIC).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from maze.report.estimates import Estimate
 
 BEHAVIOUR = "behaviour"
 """Row of a table with the return of the logged episodes themselves."""
+_FITS_AT_ONCE = 16  # whose values of all decisions are kept in memory at the same time
 
 
 class Logged(NamedTuple):
@@ -391,8 +392,9 @@ def _entry(
     if values is None or estimator not in FITTED:
         sampled = function(logged, bootstrap)
     else:
-        logged = with_values(logged, data, values, gamma)
-        refitted = (with_values(logged, data, values, gamma, 1 + b) for b in range(len(bootstrap)))
+        (logged,) = with_values(logged, data, values, gamma, slice(1))
+        blocks = (slice(first, first + _FITS_AT_ONCE) for first in range(1, 1 + len(bootstrap), _FITS_AT_ONCE))
+        refitted = (each for block in blocks for each in with_values(logged, data, values, gamma, block))
         sampled = np.concatenate(
             [function(each, row[np.newaxis]) for each, row in zip(refitted, bootstrap, strict=True)]
         )
@@ -401,23 +403,23 @@ def _entry(
     return PolicyEstimate(policy, estimator, estimate, bernstein, *sizes, weighting.unsupported, samples=sampled)
 
 
-def with_values(logged: Logged, data: LoggedSteps, values: FittedValues, gamma: float, fit: int = 0) -> Logged:
-    """Return the arrays with fitted values.
+def with_values(logged: Logged, data: LoggedSteps, values: FittedValues, gamma: float, fits: slice) -> Iterator[Logged]:
+    """Yield the arrays with the fitted values of some fits.
 
     :param logged: The arrays.
     :param data: The logged decisions.
     :param values: Fitted values.
     :param gamma: Discount per environment step.
-    :param fit: 0: the values fitted to all episodes; others: those fitted to bootstrap samples.
+    :param fits: 0: the values fitted to all episodes; others: those fitted to bootstrap samples.
     """
     discounts = gamma**data.steps
-    of_actions, of_observations, of_ends = values.of(fit)
-    # without a known target a decision corrects nothing
-    q = data.padded(np.where(data.has_target, of_actions, data.rewards) * discounts, 0.0)
-    v = np.zeros_like(logged.v)
-    v[:, :-1] = data.padded(of_observations * discounts, 0.0)
-    v[np.arange(len(v)), data.lengths] = of_ends * discounts[data.episode_starts[1:] - 1]
-    return logged._replace(q=q, v=v)
+    for of_actions, of_observations, of_ends in zip(*(part.T for part in values.of(fits)), strict=True):
+        # without a known target a decision corrects nothing
+        q = data.padded(np.where(data.has_target, of_actions, data.rewards) * discounts, 0.0)
+        v = np.zeros_like(logged.v)
+        v[:, :-1] = data.padded(of_observations * discounts, 0.0)
+        v[np.arange(len(v)), data.lengths] = of_ends * discounts[data.episode_starts[1:] - 1]
+        yield logged._replace(q=q, v=v)
 
 
 def _bernstein(name: str, logged: Logged) -> tuple[float, float] | None:

@@ -73,12 +73,12 @@ class FittedValues:
     of_observations: Array
     of_ends: Array
 
-    def of(self, index: int) -> tuple[Array, Array, Array]:
+    def of(self, fits: slice) -> tuple[Array, Array, Array]:
         """Return values of the logged actions, of the logged observations, and of what follows the last decisions.
 
-        :param index: 0: the fit to all episodes; others: those to bootstrap samples.
+        :param fits: 0: the fit to all episodes; others: those to bootstrap samples. They are the last axis.
         """
-        theta = self.coefficients[index]
+        theta = self.coefficients[fits].T
         return self.of_actions @ theta, self.of_observations @ theta, self.of_ends @ theta
 
 
@@ -141,14 +141,34 @@ class _Inputs:
         return torch.cat([seen, actions], -1)
 
 
-class _Network(nn.Module):
-    def __init__(self, n_inputs: int, n_units: int) -> None:
+class _Layer(nn.Module):
+    """A linear layer for each member, with the initial weights of `nn.Linear`: `[n_members, B, n_inputs]`."""
+
+    def __init__(self, n_members: int, n_inputs: int, n_outputs: int) -> None:
         super().__init__()
-        self.hidden = nn.Sequential(nn.Linear(n_inputs, n_units), nn.ReLU(), nn.Linear(n_units, n_units), nn.Tanh())
-        self.last = nn.Linear(n_units, 1)
+        bound = n_inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(n_members, n_inputs, n_outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(n_members, 1, n_outputs).uniform_(-bound, bound))
+
+    def forward(self, inputs: torch.Tensor, member: int | slice) -> torch.Tensor:
+        return torch.as_tensor(inputs @ self.weight[member] + self.bias[member])
+
+
+class _Networks(nn.Module):
+    """A network for each half of the episodes, evaluated together: `[n_members, B, n_inputs]` to `[n_members, B]`."""
+
+    def __init__(self, n_members: int, n_inputs: int, n_units: int) -> None:
+        super().__init__()
+        self.first = _Layer(n_members, n_inputs, n_units)
+        self.second = _Layer(n_members, n_units, n_units)
+        self.last = _Layer(n_members, n_units, 1)
+
+    def hidden(self, inputs: torch.Tensor, member: int | slice) -> torch.Tensor:
+        return torch.tanh(self.second(torch.relu(self.first(inputs, member)), member))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.as_tensor(self.last(self.hidden(inputs)).squeeze(-1))
+        every = slice(None)
+        return torch.as_tensor(self.last(self.hidden(inputs, every), every).squeeze(-1))
 
 
 def fit_q(
@@ -179,17 +199,17 @@ def fit_q(
     inputs = {
         key: _Inputs(data, key, action_spaces[key], policy, greedy, config.n_action_samples, rng) for key in data.tables
     }
-    discounts, n = data.discounts(gamma), config.n_halvings
+    n = config.n_halvings
+    halves = np.stack([rng.permutation(data.n_episodes) % 2 == 0 for _ in range(n)])
+    fitted = np.stack([halves, ~halves], 1).reshape(2 * n, -1)
+    networks = _trained(data, inputs, gamma, config, rng, ~fitted)
     fits = []
-    for index in range(n):
-        is_first = rng.permutation(data.n_episodes) % 2 == 0
-        for fitted in (is_first, ~is_first):
-            networks = _trained(data, inputs, gamma, config, rng, ~fitted)
-            with torch.inference_mode():
-                phi, following, expected = _features(data, inputs, networks)
-            following *= discounts[:, None]
-            samples = np.concatenate([np.ones((1, data.n_episodes)), bootstrap[index::n]]) * fitted
-            fits.append(_solved(data, phi, expected, following, samples, config.ridge))
+    for index, of_half in enumerate(fitted):
+        with torch.inference_mode():
+            phi, following, expected = _features(data, inputs, networks, index)
+        following *= data.discounts(gamma)[:, None]
+        samples = np.concatenate([np.ones((1, data.n_episodes)), bootstrap[index // 2 :: n]]) * of_half
+        fits.append(_solved(data, phi, expected, following, samples, config.ridge))
     n_features = fits[0].of_actions.shape[1]
     coefficients = np.zeros((1 + len(bootstrap), 2 * n * n_features))
     for index, fit in enumerate(fits):
@@ -207,34 +227,42 @@ def _trained(
     config: FittedQConfig,
     rng: np.random.Generator,
     episodes: Array,
-) -> dict[Any, _Network]:
-    """Networks trained on some of the episodes.
+) -> dict[Any, _Networks]:
+    """Train networks, each on some of the episodes.
 
-    :param episodes: Whether an episode is one of them, `[n_episodes]`.
+    :param episodes: Whether an episode is one of those of a member, `[n_members, n_episodes]`.
     """
+    n_members = len(episodes)
     with isolated_global_generator(seeded_generator(int(rng.integers(2**31)))):
-        networks = {key: _Network(part.size, config.hidden_units) for key, part in inputs.items()}
+        networks = {key: _Networks(n_members, part.size, config.hidden_units) for key, part in inputs.items()}
     discounts = data.discounts(gamma)
     scale = float(np.abs(data.rewards).std() + np.abs(data.rewards).mean()) / max(1.0 - min(gamma, 0.99), 1e-2) or 1.0
     rewards = torch.from_numpy((data.rewards / scale).astype(np.float32))
     optimizer = FlatAdam(networks, config.lr, eps=1e-8)
-    targets = torch.zeros(len(data))
-    is_usable = data.has_target & np.repeat(episodes, data.lengths)
-    usable = {key: positions[is_usable[positions]] for key in inputs for positions in [data.positions(key)]}
-    share = {key: len(found) / is_usable.sum() for key, found in usable.items() if len(found)}
+    targets = torch.zeros(n_members, len(data))
+    is_usable = data.has_target & np.repeat(episodes, data.lengths, axis=1)
+    ordered, counts = {}, {}  # positions of decisions, usable ones first, and how many they are: by member
+    for key in inputs:
+        positions = data.positions(key)
+        counts[key] = is_usable[:, positions].sum(1, keepdims=True)
+        ordered[key] = positions[np.argsort(~is_usable[:, positions], axis=1, kind="stable")]
+    share = {key: of_key.sum() / is_usable.sum() for key, of_key in counts.items() if of_key.any()}
     for update in range(config.n_updates if share else 0):
         if update % config.target_interval == 0:
-            following = np.zeros(len(data))  # of what follows each decision, with an action drawn from the policy
+            following = np.zeros((n_members, len(data)))  # of what follows, with an action drawn from the policy
             with torch.inference_mode():
                 for key, part in inputs.items():
-                    rows = torch.from_numpy(data.next_rows[part.followed])
-                    following[part.followed] = networks[key](part.of_drawn(rows, rng)).numpy()
+                    rows = torch.from_numpy(data.next_rows[part.followed]).repeat(n_members)
+                    of_members = part.of_drawn(rows, rng).view(n_members, -1, part.size)
+                    following[:, part.followed] = networks[key](of_members).numpy()
                 targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
         loss = torch.zeros(())
         for key, of_key in share.items():
-            drawn = rng.choice(usable[key], max(1, round(config.batch_size * of_key)))
+            places = rng.random((n_members, max(1, round(config.batch_size * of_key)))) * counts[key]
+            drawn = np.take_along_axis(ordered[key], places.astype(np.int64), 1)
             values = networks[key](inputs[key].of_logged(torch.from_numpy(data.rows[drawn])))
-            loss = loss + nn.functional.mse_loss(values, targets[torch.from_numpy(drawn)])
+            squared = (values - targets.gather(1, torch.from_numpy(drawn))).square().mean(1)
+            loss = loss + squared[torch.from_numpy(counts[key][:, 0] > 0)].sum()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -242,19 +270,24 @@ def _trained(
 
 
 def _features(
-    data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Network]
+    data: LoggedSteps, inputs: Mapping[Any, _Inputs], networks: Mapping[Any, _Networks], member: int
 ) -> tuple[Array, Array, Array]:
     """Return features of logged actions, of the policy's next actions, and of observations: `[n_decisions, size]`."""
-    widths = {key: network.last.in_features + 1 for key, network in networks.items()}
+    widths = {key: network.second.bias.shape[-1] + 1 for key, network in networks.items()}
     total, begin = sum(widths.values()), 0
     phi, following, expected = (np.zeros((len(data), total)) for _ in range(3))
     for key, part in inputs.items():
-        hidden, place = networks[key].hidden, slice(begin, begin + widths[key])
+        network, place = networks[key], slice(begin, begin + widths[key])
         begin += widths[key]
         positions = data.positions(key)
-        phi[positions, place] = _with_bias(hidden(part.of_logged(torch.from_numpy(data.rows[positions]))))
+        phi[positions, place] = _with_bias(
+            network.hidden(part.of_logged(torch.from_numpy(data.rows[positions])), member)
+        )
         chunks = torch.split(torch.arange(len(part.weights)), _CHUNK)
-        means = [(part.weights[rows].unsqueeze(1) @ hidden(part.of_candidates(rows))).squeeze(1) for rows in chunks]
+        means = [
+            (part.weights[rows].unsqueeze(1) @ network.hidden(part.of_candidates(rows), member)).squeeze(1)
+            for rows in chunks
+        ]
         of_rows = _with_bias(torch.cat(means))
         expected[positions, place] = of_rows[data.rows[positions]]
         following[part.followed, place] = of_rows[data.next_rows[part.followed]]
