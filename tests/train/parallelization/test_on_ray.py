@@ -36,7 +36,7 @@ from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
-from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
+from maze.train.parallelization.distributed_actors.env_groups import FirstFragments
 from maze.train.parallelization.on_ray.actor_pool import ActorPool
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import ray_session, require_ray
