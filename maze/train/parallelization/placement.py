@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
-    from maze.train.parallelization.on_ray.actor_pool import ActorPool
+    from maze.train.parallelization.on_ray.cluster import ActorPool
 
 
 class Placement(ABC):
