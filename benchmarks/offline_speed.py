@@ -5,7 +5,8 @@
 d3rlpy 2.8 pins gymnasium 1.0 and needs an environment of its own. CartPole is logged from random actions (CQL),
 Pendulum from a noisy heuristic (IQL). Both libraries use two layers of 256 units with ReLU, batches of 256 decisions
 and one thread; CQL copies its target networks every 100 updates (d3rlpy's default are 8,000). CPU seconds are those of
-the second half of the updates. Returns are means over 20 greedy episodes.
+the second half of the updates. Returns are means over 20 greedy episodes. For IQL, `bare torch` is an update without a
+framework and without autograd (`benchmarks/bare_iql.py`): what eager torch can reach with these networks.
 """
 
 from __future__ import annotations
@@ -154,15 +155,20 @@ def main() -> None:
         (algorithm,), (seed,) = options.algorithms, options.seeds
         print("result", *by_d3rlpy(algorithm, np.load(options.child), options.updates, seed))
         return
-    print(f"{'algorithm':10} {'seed':>4} {'library':8} {'updates/CPU s':>14} {'return':>8}")
+    from benchmarks.bare_iql import updates_per_cpu_second
+
+    print(f"{'algorithm':10} {'seed':>4} {'library':10} {'updates/CPU s':>14} {'return':>8}")
     for algorithm in options.algorithms:
         data = logged(PROBLEMS[algorithm], options.decisions)
         for seed in options.seeds:
             results = {"maze": by_maze(algorithm, data, options.updates, seed)}
+            if algorithm == "iql":
+                rate = updates_per_cpu_second(options.updates // 2, UNITS[0], BATCH)
+                results["bare torch"] = (rate, float("nan"))
             if options.d3rlpy:
                 results["d3rlpy"] = _in_child(options, algorithm, data, seed)
             for library, (rate, value) in results.items():
-                print(f"{algorithm:10} {seed:4} {library:8} {rate:14.1f} {value:8.1f}", flush=True)
+                print(f"{algorithm:10} {seed:4} {library:10} {rate:14.1f} {value:8.1f}", flush=True)
 
 
 def _in_child(options: argparse.Namespace, algorithm: str, data: dict[str, Any], seed: int) -> tuple[float, float]:
