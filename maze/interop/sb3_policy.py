@@ -23,7 +23,7 @@ from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.env.space_arrays import ActionBounds, split_rows
+from maze.core.env.space_values import ActionBounds, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, EnvironmentContractError, install_command
 from maze.core.rollout.rollout_runner import RolloutRunner

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_arrays import ActionBounds
+from maze.core.env.space_values import ActionBounds
 from maze.core.utils.array_conversions import described
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY
-from maze.core.env.space_arrays import Cast
+from maze.core.env.space_values import Cast
 from maze.core.errors import ConfigError, EnvironmentContractError
 
 LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
