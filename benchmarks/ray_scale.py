@@ -42,7 +42,7 @@ from maze.core.utils.worker_pool import ClusterEvents
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.parallelization.on_ray.actor_pool import ActorPool
+from maze.train.parallelization.on_ray.cluster import ActorPool
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 

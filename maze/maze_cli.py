@@ -107,7 +107,7 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
 
     :return: Sections that differ from Hydra's composition: those of an earlier run, and overridden wrappers.
     """
-    from maze.cli.checks import check, complete
+    from maze.cli.checks import check, choose_critic, complete
     from maze.cli.stored_runs import complete_base, use_stored_run
 
     if HydraConfig.initialized():
@@ -115,8 +115,6 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     overridden = ["wrappers"] if apply_overrides(cfg) else []
     complete(cfg, project)
     if "algorithm" in cfg:
-        from maze.cli.critic_choice import choose_critic
-
         choose_critic(cfg)
     check(cfg)
     if not HydraConfig.initialized():

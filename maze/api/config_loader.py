@@ -19,8 +19,7 @@ from yaml import YAMLError
 
 from maze.api.config_auditor import ConfigurationAuditor, as_wrapper_configs, is_plain, place
 from maze.api.utils import InvalidSpecificationError, RunMode, hydra_session
-from maze.cli.checks import check, complete
-from maze.cli.critic_choice import choose_critic
+from maze.cli.checks import check, choose_critic, complete
 from maze.cli.hydra_setup import apply_overrides, for_hydra, hydra_config, translated
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_pettingzoo_name, value_text

@@ -30,7 +30,7 @@ from maze.console.streams import let_console_last
 from maze.core.annotations import override
 from maze.core.errors import WorkerError
 from maze.core.utils.worker_pool import n_available_cores
-from maze.train.parallelization.on_ray.session import n_cpus, ray_session, require_cpus, require_ray
+from maze.train.parallelization.on_ray.cluster import n_cpus, ray_session, require_cpus, require_ray
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import end, exit_text, preload
 

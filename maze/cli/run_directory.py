@@ -133,7 +133,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._apply_overrides(config)
         _announce(config)
         if "algorithm" in config:
-            from maze.cli.critic_choice import choose_critic
+            from maze.cli.checks import choose_critic
 
             choose_critic(config)
         self._claim(config, "hydra.run.dir")

@@ -26,7 +26,7 @@ from maze.rllib import rl_module
 from maze.rllib.algorithms import NEED_SINGLE_ACTION, TuneParameters
 from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, module_id, module_of_agent, step_key_of
 from maze.rllib.training import MazeModel, RLlibTraining, explained
-from maze.train.parallelization.on_ray.session import ray_session, require_cpus
+from maze.train.parallelization.on_ray.cluster import ray_session, require_cpus
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection

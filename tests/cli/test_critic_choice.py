@@ -9,7 +9,7 @@ import pytest
 
 from maze.api.run_context import RunContext
 from maze.api.utils import RunMode
-from maze.cli.critic_choice import choose_critic
+from maze.cli.checks import choose_critic
 from maze.maze_cli import main
 from tests.configs import composed
 

@@ -347,7 +347,7 @@ BEGIN_AND_END = """
 import sys
 from pathlib import Path
 from maze.core.log_stats.log_stats import RunPlace
-from maze.tracking.mlflow_tracker import MlflowTracker
+from maze.tracking.tracker import MlflowTracker
 from maze.tracking.tracker import TrackedRun
 
 directory = Path(sys.argv[1])

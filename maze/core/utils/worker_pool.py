@@ -1,7 +1,7 @@
 """Pools of actors: objects in this process, in worker processes or on Ray, and calls of their methods.
 
 The learner calls methods of the hosted objects by name. :class:`LocalPool` calls them in this process,
-:class:`ProcessPool` in worker processes, :class:`~maze.train.parallelization.on_ray.actor_pool.ActorPool` on Ray.
+:class:`ProcessPool` in worker processes, :class:`~maze.train.parallelization.on_ray.cluster.ActorPool` on Ray.
 Starts, failures, replacements and shutdown are the pool's.
 """
 

@@ -14,8 +14,7 @@ from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
 from maze.core.utils.worker_pool import ProcessPool, env_slices
-from maze.train.parallelization.distributed_actors.env_groups import EnvGroups, in_groups
-from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
+from maze.train.parallelization.distributed_actors.env_groups import EnvGroups, FirstFragments, in_groups
 from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
-    from maze.train.parallelization.on_ray.actor_pool import ActorPool
+    from maze.train.parallelization.on_ray.cluster import ActorPool
 
 
 class Placement(ABC):
@@ -86,14 +85,13 @@ class Placement(ABC):
 
         :param arguments: Arguments of `BaseDistributedWorkersWithBuffer`.
         """
-        if self.wait_for < 1:
-            from maze.train.parallelization.distributed_actors.first_fragment_workers import FirstFragmentWorkers
-
-            return FirstFragmentWorkers(**arguments, make_env=self.vector_env, wait_for=self.wait_for)
         from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
             DummyDistributedWorkersWithBuffer,
+            FirstFragmentWorkers,
         )
 
+        if self.wait_for < 1:
+            return FirstFragmentWorkers(**arguments, make_env=self.vector_env, wait_for=self.wait_for)
         return DummyDistributedWorkersWithBuffer(**arguments, make_env=self.vector_env)
 
 

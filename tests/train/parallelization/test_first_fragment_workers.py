@@ -18,7 +18,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import WorkerError
 from maze.core.log_stats.log_stats import LogStatsLevel
-from maze.train.parallelization.distributed_actors.first_fragment_workers import FirstFragmentWorkers
+from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import FirstFragmentWorkers
 from maze.train.parallelization.placement import Processes
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from tests.train.parallelization.placements import trained

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from maze.core.utils.worker_pool import Task, env_slices
-from maze.train.parallelization.distributed_actors.env_groups import Fragment, RolloutPlan
-from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
+from maze.train.parallelization.distributed_actors.env_groups import FirstFragments, Fragment, RolloutPlan
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 

@@ -36,10 +36,9 @@ from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
-from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
-from maze.train.parallelization.on_ray.actor_pool import ActorPool
+from maze.train.parallelization.distributed_actors.env_groups import FirstFragments
+from maze.train.parallelization.on_ray.cluster import ActorPool, ray_session, require_ray
 from maze.train.parallelization.on_ray.ray_placement import OnRay
-from maze.train.parallelization.on_ray.session import ray_session, require_ray
 from maze.train.parallelization.placement import InProcess
 from tests.cli.sweep_stub import write_root_config
 from tests.s3_server import S3Server, StoredObject
@@ -347,7 +346,7 @@ class TestFailures:
         assert (columns.rewards[-1] != 0).all()
 
     def test_a_node_that_joins_replaces_a_lost_one(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._WAIT_LOG_SECONDS", 1.0)
+        monkeypatch.setattr("maze.train.parallelization.on_ray.cluster._WAIT_LOG_SECONDS", 1.0)
         machine = {"num_cpus": 2, "object_store_memory": 200 * 2**20}
         extra = cluster.add_node(**machine)
         pool = ActorPool(OnRay(cpus_per_actor=2))
@@ -418,7 +417,7 @@ class TestMachinesThatJoin:
     @pytest.fixture
     def pool_of_all(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActorPool]:
         """Actors that take up the whole cluster; one more may join."""
-        monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._WAIT_LOG_SECONDS", 0.2)
+        monkeypatch.setattr("maze.train.parallelization.on_ray.cluster._WAIT_LOG_SECONDS", 0.2)
         pool = ActorPool(OnRay(cpus_per_actor=2, max_actors=3))
         pool.grow(2)
         yield pool
@@ -467,7 +466,7 @@ class TestMachinesThatJoin:
     def test_impala_uses_rollouts_of_actors_added_later(
         self, cluster: Any, machine: Any, placement: Callable[..., OnRay], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("maze.train.parallelization.on_ray.actor_pool._WAIT_LOG_SECONDS", 0.2)
+        monkeypatch.setattr("maze.train.parallelization.on_ray.cluster._WAIT_LOG_SECONDS", 0.2)
         there, policy = placement(0, cpus_per_actor=2, max_actors=3), make_policy(random_walk_env)
         actors: Any = there.actors(
             env_factory=random_walk_env,

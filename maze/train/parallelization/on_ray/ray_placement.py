@@ -16,10 +16,8 @@ from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import ConfigType
 from maze.core.utils.worker_pool import TaskPool, env_slices
 from maze.train.parallelization.distributed_actors.distributed_actors import ActorsAhead, DistributedActors
-from maze.train.parallelization.distributed_actors.env_groups import EnvGroups
-from maze.train.parallelization.distributed_actors.first_fragments import FirstFragments
-from maze.train.parallelization.on_ray.actor_pool import ActorLimits, ActorPool
-from maze.train.parallelization.on_ray.session import n_cpus, ray_session
+from maze.train.parallelization.distributed_actors.env_groups import EnvGroups, FirstFragments
+from maze.train.parallelization.on_ray.cluster import ActorLimits, ActorPool, n_cpus, ray_session
 from maze.train.parallelization.placement import InProcess, Placement, Processes, check_waiting, placement_of
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from maze.train.trainers.common.observation_statistics import ObservationStatist
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.train.parallelization.backend_runner import BackendRunner
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +55,18 @@ class WarmStart(CheckedConfig):
         self.require_number("entropy_coef", 0.0)
 
 
-def start_warm(trainer: Any, run: BackendRunner, section: Mapping[str, Any]) -> None:
+def start_warm(
+    trainer: Any,
+    section: Mapping[str, Any],
+    make_rollouts: Callable[[], RolloutGenerator],
+    next_seed: Callable[[], int],
+) -> None:
     """Clone the policy that `warm_start` names, if there is one, in environments like those of the run.
 
     :param trainer: The trainer, as it was built.
-    :param run: Its runner.
     :param section: The section `warm_start` of the configuration.
+    :param make_rollouts: Makes a rollout generator with environments like those of the run.
+    :param next_seed: Returns the next seed of the run for a policy.
     :raises ConfigError: The algorithm has no policy whose actions have probabilities, or the policy carries hidden
         states from step to step.
     """
@@ -76,10 +81,10 @@ def start_warm(trainer: Any, run: BackendRunner, section: Mapping[str, Any]) -> 
             "stacked observations instead of hidden states, or leave it empty."
         )
     demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
-    demonstrator.seed(run.agent_seed())
-    rollouts = run.rollouts()
+    demonstrator.seed(next_seed())
+    rollouts = make_rollouts()
     try:
-        share = clone_policy(learner, demonstrator, rollouts, config, run.agent_seed(), trainer.observation_statistics)
+        share = clone_policy(learner, demonstrator, rollouts, config, next_seed(), trainer.observation_statistics)
     finally:
         rollouts.env.close()
     name = type(demonstrator).__name__

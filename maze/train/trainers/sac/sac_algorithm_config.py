@@ -61,7 +61,7 @@ class SACAlgorithmConfig(ReplayConfig):
     """Whether the entropy coefficient is learned, so that the policy keeps its target entropy."""
 
     target_entropy_multiplier: Amount = 1.0
-    """Factor of the target entropy; see :func:`~maze.train.trainers.sac.objectives.target_entropy`."""
+    """Factor of the target entropy; see :func:`~maze.train.trainers.sac.sac_trainer.target_entropy`."""
 
     entropy_coef_lr: Positive = 0.0007
     """Learning rate of the entropy coefficient."""

@@ -16,10 +16,10 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.common.actor_critic.actor_trajectories import actor_trajectories
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns
 from maze.train.trainers.common.actor_critic.valuation import (
     GAE,
+    actor_trajectories,
     decisions_by_policy,
     value_rollout,
 )

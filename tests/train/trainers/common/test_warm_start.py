@@ -89,4 +89,4 @@ def test_values_of_actions_are_not_cloned(config: AlgorithmConfig):
     mapper = DistributionMapper(GymMazeEnv(Nothing()).action_space, list(config.distributions))
     trainer = SimpleNamespace(policy=TorchPolicy({0: Biases()}, mapper, "cpu"), config=config)
     with pytest.raises(ConfigError, match="cloning needs a policy with probabilities of actions"):
-        start_warm(trainer, None, {"policy": AlwaysTwo()})
+        start_warm(trainer, {"policy": AlwaysTwo()}, RolloutGenerator, int)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze.train.trainers.sac.objectives import (
+from maze.train.trainers.sac.sac_trainer import (
     choice_values,
     continuous_policy_loss,
     critic_loss,
