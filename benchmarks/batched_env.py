@@ -27,7 +27,7 @@ import torch
 from training_speed import WORK, stable_baselines3
 
 from maze.api.run_context import RunContext
-from maze.core.env.space_arrays import zeros
+from maze.core.env.space_values import zeros
 from maze.core.utils.config_utils import EnvFactory
 from maze.train.parallelization.placement import Batched, InProcess
 from maze_envs.inventory.lost_sales import LostSalesEnv

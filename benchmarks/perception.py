@@ -30,8 +30,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, LinearOutputBlock
-from maze.perception.models import template_parts
+from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, LinearOutputBlock, inference
 from maze.perception.models.auto_model_composer import AutoModelComposer, _image_params
 from maze.perception.program.network_program import in_numpy
 from maze.perception.weight_init import activation_type
@@ -110,12 +109,12 @@ def candidates(n: int) -> tuple[dict[str, torch.Tensor], Callable[[dict[str, tor
 def measure_candidates(n_rounds: int) -> Ratios:
     """Print how long they take beside one another."""
     (roomy, of_roomy), (tight, of_tight) = candidates(151), candidates(30)
-    many = template_parts._MANY_ROWS
+    many = inference._MANY_ROWS
 
     def all_rows() -> None:
-        template_parts._MANY_ROWS = 10**9
+        inference._MANY_ROWS = 10**9
         of_roomy(roomy)
-        template_parts._MANY_ROWS = many
+        inference._MANY_ROWS = many
 
     ways = {
         "room for 30": lambda: of_tight(tight),

@@ -12,7 +12,7 @@ from torch.distributions import Beta
 from torch.nn import functional
 
 from maze.core.annotations import override
-from maze.distributions.samplers import MAX_CONCENTRATION
+from maze.distributions.numpy_distributions import MAX_CONCENTRATION
 from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import box_logits_shape, require_bounds, space_bounds, split_box_logits, tensor_clamp
 

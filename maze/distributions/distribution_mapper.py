@@ -20,7 +20,7 @@ from maze.distributions.multi_categorical import (
     GreedyMultiCategoricalProbabilityDistribution,
     MultiCategoricalProbabilityDistribution,
 )
-from maze.distributions.samplers import HeadDescription
+from maze.distributions.numpy_distributions import HeadDescription
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
 # Name of the sampler, and whether it always samples the greedy action.

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch.distributions import Normal
 
 from maze.core.annotations import override
-from maze.distributions.samplers import MAX_LOG_STD, MIN_LOG_STD
+from maze.distributions.numpy_distributions import MAX_LOG_STD, MIN_LOG_STD
 from maze.distributions.torch_dist import ReparameterisedDistribution
 from maze.distributions.utils import box_logits_shape, split_box_logits
 

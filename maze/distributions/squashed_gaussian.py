@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from maze.core.annotations import override
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
-from maze.distributions.samplers import MAX_LOG_STD_BEFORE_SQUASHING
+from maze.distributions.numpy_distributions import MAX_LOG_STD_BEFORE_SQUASHING
 from maze.distributions.torch_dist import ReparameterisedDistribution, TorchProbabilityDistribution
 from maze.distributions.utils import atanh, box_logits_shape, require_bounds, space_bounds
 

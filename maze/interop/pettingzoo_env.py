@@ -28,7 +28,7 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.utils.factory import locate, named_module
 from maze.core.wrappers import maze_gym_env_wrapper
-from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted, import_modules
+from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
 
 _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
 # Largest number of agents whose returns are KPIs.
@@ -101,7 +101,7 @@ def make_pettingzoo_env(
         first.
     :raises ConfigError: There is no such environment, a package is missing, or an argument is unknown.
     """
-    import_modules(further_kwargs.pop("import", None) or ())
+    maze_gym_env_wrapper.import_modules(further_kwargs.pop("import", None) or ())
     where, arguments = f"env.name={name}", {**(kwargs or {}), **further_kwargs}
     if importlib.util.find_spec("pettingzoo") is None:
         raise ConfigImportError(f"{where}: PettingZoo is not installed: {install_command('pettingzoo')}.")

@@ -23,14 +23,13 @@ from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.env.space_arrays import ActionBounds, split_rows
+from maze.core.env.space_values import ActionBounds, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, EnvironmentContractError, install_command
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
-from maze.core.wrappers.gym_adapters import adapted
-from maze.core.wrappers.gym_conversions import action_leaves, gym_env_name
+from maze.core.wrappers.gym_adapters import action_leaves, adapted, gym_env_name
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 from maze.distributions.utils import isolated_global_generator
 from maze.interop.gymnasium_export import mask_heads

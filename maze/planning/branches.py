@@ -13,7 +13,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv, scenario_seed
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.space_arrays import zeros
+from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper

@@ -13,8 +13,7 @@ import numpy as np
 
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, optional_package, unknown_key_error
 from maze.core.utils.files import atomic_write
-from maze.distributions.probabilities import ranked_actions
-from maze.distributions.samplers import Sampler, categorical_sizes, check_logits, sampler_of
+from maze.distributions.numpy_distributions import Sampler, categorical_sizes, check_logits, ranked_actions, sampler_of
 from maze.serve import pipeline
 from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, BundleError, sha256, unpacked
 from maze.serve.drift import checked_summaries
@@ -102,7 +101,7 @@ class BundledNetwork:
 class Head:
     """An action head.
 
-    :param description: The distribution as data, see :mod:`maze.distributions.samplers`.
+    :param description: The distribution as data, see :mod:`maze.distributions.numpy_distributions`.
     """
 
     description: Mapping[str, Any]

@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.core.trajectory_recording.datasets.decision_data import encoded
-from maze.distributions.probabilities import probabilities_of, uniform_logits
-from maze.distributions.samplers import Sampler, sampler_of
+from maze.distributions.numpy_distributions import Sampler, probabilities_of, sampler_of, uniform_logits
 from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
 from maze.serve.decision_log import DecisionLog
 from maze.serve.drift import DriftGuard, DriftLimits

@@ -12,12 +12,18 @@ from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_arrays import ActionBounds
+from maze.core.env.space_values import ActionBounds
 from maze.core.utils.array_conversions import described
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
-from maze.core.wrappers.gym_adapters import ResetOptions, WeighedReward
-from maze.core.wrappers.gym_conversions import DiscreteAction, DoubleBoxAction, Leaf, MultiDiscreteAction
+from maze.core.wrappers.gym_adapters import (
+    DiscreteAction,
+    DoubleBoxAction,
+    Leaf,
+    MultiDiscreteAction,
+    ResetOptions,
+    WeighedReward,
+)
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,

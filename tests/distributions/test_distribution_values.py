@@ -18,7 +18,7 @@ from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
-from maze.distributions.probabilities import most_probable
+from maze.distributions.numpy_distributions import most_probable
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.distributions.utils import atanh, tensor_clamp
 

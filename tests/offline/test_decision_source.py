@@ -18,8 +18,7 @@ from maze.core.trajectory_recording.datasets.decision_data import join_decision_
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.distributions.probabilities import probabilities_of, uniform_logits
-from maze.distributions.samplers import sampler_of
+from maze.distributions.numpy_distributions import probabilities_of, sampler_of, uniform_logits
 from maze.offline.estimate import EstimationConfig, estimate
 from maze.offline.estimation import CompleteTrajectoryProcessor, log_facts
 from maze.serve.bundle import PolicyBundle

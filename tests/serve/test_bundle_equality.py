@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from benchmarks.bundle_equality import CASES, TRUSTED, chi_square, compared, trained
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.distributions.samplers import sampler_of
+from maze.distributions.numpy_distributions import sampler_of
 from maze.serve.bundle import PolicyBundle
 
 BOX = spaces.Box(np.float32([-2, 0.5]), np.float32([1, 0.75]))

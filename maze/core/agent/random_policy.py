@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
-from maze.core.env.action_masks import CANDIDATES_SUFFIX, drawn_value, masks_of_heads
+from maze.core.env.space_values import CANDIDATES_SUFFIX, drawn_value, masks_of_heads
 from maze.core.env.structured_env import ActorID, StepKeyType
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from maze.core.agent.networks import check_network_weights
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
-from maze.core.agent.torch_model import TorchModel
+from maze.core.agent.torch_model import TorchModel, check_network_weights
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic

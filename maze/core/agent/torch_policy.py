@@ -22,8 +22,7 @@ from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_
 from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
-from maze.distributions.probabilities import ranked_actions
-from maze.distributions.samplers import HeadDescription, Sampler, check_logits, sampler_of
+from maze.distributions.numpy_distributions import HeadDescription, Sampler, check_logits, ranked_actions, sampler_of
 from maze.distributions.utils import require_valid_rows, sample_with
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun, recurrent_cells, running
 from maze.perception.program.network_program import NumpyNetwork, in_numpy

@@ -23,15 +23,17 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional
 
-from maze.core.agent.networks import (
+from maze.core.agent.state_action_critic import StateActionCritic
+from maze.core.agent.torch_model import (
+    NetworksModel,
+    TargetNetworks,
+    as_float_tensors,
     check_network_weights,
     check_networks,
     load_network_weights,
     network_weights,
     unique_parameters,
 )
-from maze.core.agent.state_action_critic import StateActionCritic
-from maze.core.agent.torch_model import NetworksModel, TargetNetworks, as_float_tensors
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells

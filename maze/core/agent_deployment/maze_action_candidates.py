@@ -12,7 +12,7 @@ from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
-from maze.core.env.space_arrays import ActionBounds
+from maze.core.env.space_values import ActionBounds
 from maze.core.errors import EnvironmentContractError
 
 

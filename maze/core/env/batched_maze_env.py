@@ -13,7 +13,7 @@ from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.observation_conversion import ObservationConversionInterface
-from maze.core.env.space_arrays import dict_specs
+from maze.core.env.space_values import dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.kpi_calculator import KpiCalculator

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_state import MazeStateType
-from maze.core.env.space_arrays import Cast, dict_specs
+from maze.core.env.space_values import Cast, dict_specs
 
 ObservationType = Any
 """A dictionary of arrays in Maze environments; wrappers may convert it to any object."""

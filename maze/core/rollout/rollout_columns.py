@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.faults import Seeding
-from maze.core.env.space_arrays import zeros
+from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.rollout.batched_acting import Row

@@ -16,7 +16,7 @@ from maze.core.annotations import override
 from maze.core.env.context import ordered_seeds
 from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_episode_ends, failure, failure_of_acting
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_arrays import check_in_space
+from maze.core.env.space_values import check_in_space
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
 from maze.core.rendering.renderer import draw_current_state

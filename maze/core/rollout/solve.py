@@ -19,7 +19,7 @@ from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.context import InstanceSource
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
-from maze.core.env.space_arrays import zeros
+from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.batched_acting import acting_function, check_interrupt

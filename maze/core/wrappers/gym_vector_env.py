@@ -20,11 +20,20 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.space_arrays import as_pieces, dict_specs, put_rows
+from maze.core.env.space_values import as_pieces, dict_specs, put_rows
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.safe_pickle import safe_load
-from maze.core.wrappers.gym_adapters import ACTION_MASK, MASK_NAMES, InfoActionMask, ResetOptions, reported_mask
-from maze.core.wrappers.gym_conversions import action_leaves, observation_leaves, packed, unpacked
+from maze.core.wrappers.gym_adapters import (
+    ACTION_MASK,
+    MASK_NAMES,
+    InfoActionMask,
+    ResetOptions,
+    action_leaves,
+    observation_leaves,
+    packed,
+    reported_mask,
+    unpacked,
+)
 
 # Types of attributes that are equal in all vector environments of a kind.
 _CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)

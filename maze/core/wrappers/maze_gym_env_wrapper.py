@@ -1,15 +1,23 @@
-"""Turn any gymnasium environment into a Maze environment."""
+"""Make gymnasium environments, and turn any of them into a Maze environment."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
@@ -20,28 +28,24 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.render_env_mixin import RenderEnvMixin
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import Renderer, draw_current_state
+from maze.core.utils.factory import is_module_name, locate, named_module
 from maze.core.wrappers.gym_adapters import (
     ResetOptions,
     WeighedReward,
-    adapted,
-    gym_wrapped,
-    import_modules,
-    in_current_api,
-    make_gymnasium_env,
-    takes_seed,
-    with_action_mask,
-)
-from maze.core.wrappers.gym_conversions import (
     action_leaves,
+    adapted,
     gym_env_name,
+    in_current_api,
     observation_leaves,
     packed,
     reset_values,
     step_values,
+    takes_seed,
     unpacked,
+    with_action_mask,
 )
 
 if TYPE_CHECKING:
@@ -361,3 +365,127 @@ class GymActionConversion(ActionConversionInterface):
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:
         return self._space
+
+
+# -- creation of gymnasium environments ------------------------------------------------------------------------------
+
+_GYMNASIUM = re.compile(r"gym(nasium)?\b")
+
+
+def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Make the registered environment `name`; for a retired version the current one, with a warning.
+
+    :param name: Id such as `CartPole-v1`, or `module:id` for one that a module registers when it is imported.
+    :param kwargs: Passed to `gymnasium.make`, `render_mode` for instance.
+    :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
+    """
+    module, colon, rest = name.partition(":")
+    try:
+        if (colon and not is_module_name(module)) or ":" in rest:
+            raise gymnasium.error.UnregisteredEnv("expected an id, or <module>:<id>.")
+        if not colon and newest_version(name) is None and name not in registry:
+            _register_from_installed_packages(name)
+        if (current := _successor(name)) is not None:
+            warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
+            name = current
+        env = gymnasium.make(name, **kwargs)
+        if env.spec is None or takes_seed(env.unwrapped):
+            return env
+        env.close()
+        spec = copy.copy(env.spec)
+        # applied by the entry point, because the wrappers that `gymnasium.make` adds require the current API
+        spec.entry_point = functools.partial(_made_in_current_api, spec.entry_point)
+        return gymnasium.make(spec)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        others = [other for other in registry if other != name]
+        raise ConfigError(
+            f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} If another package provides it, "
+            f"install that package, and name the module that registers it: env.import=[<module>] or "
+            f"env.name=<module>:{rest or name}. Environments of PettingZoo: env=pettingzoo env.name={name}."
+        ) from error
+    except TypeError as error:
+        if "argument" not in str(error) and "gymnasium.Env" not in str(error):  # the entry point returns something else
+            raise
+        raise ConfigError(
+            f"Environment `{name}` cannot be made with the arguments {sorted(kwargs)}: {error}. Environments of the "
+            "older package `gym` need gymnasium's compatibility package shimmy."
+        ) from error
+
+
+def import_modules(names: str | Sequence[str]) -> None:
+    """Import modules that register environments.
+
+    :param names: Dotted names, or a single one.
+    :raises ConfigError: A module cannot be imported.
+    """
+    for name in [names] if isinstance(names, str) else names:
+        module = named_module(name, "env.import")
+        if hasattr(module, "register_envs"):  # required by some packages
+            gymnasium.register_envs(module)
+
+
+def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[str, Any]]) -> gymnasium.Env[Any, Any]:
+    """Apply wrappers for gymnasium environments, the first one innermost.
+
+    :param env: The environment.
+    :param wrappers: For each the path of a class or function, a name in `gymnasium.wrappers`, or one of both mapped
+        to its arguments, of which lists are given as tuples.
+    :raises ConfigError: An entry is not a wrapper with its arguments, or cannot wrap the environment.
+    """
+    for index, entry in enumerate(wrappers):
+        where = f"env.gym_wrappers[{index}]"
+        try:
+            ((path, arguments),) = entry.items() if isinstance(entry, Mapping) else ((entry, None),)
+            wrapper = locate(path if "." in path else f"gymnasium.wrappers.{path}", where)
+            # configurations have lists, and shapes have to be tuples
+            given = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in (arguments or {}).items()
+            }
+            env = wrapper(env, **given)
+        except Exception as error:
+            raise ConfigError(f"{where}: {entry} cannot wrap {env}: {error}") from error
+    return env
+
+
+def newest_version(name: str) -> str | None:
+    """Return the id of the newest registered version of an environment; None if there is none with a version."""
+    namespace, base, _ = parse_env_id(name)
+    versions = [
+        (spec.version, spec.id)
+        for spec in registry.values()
+        if spec.namespace == namespace and spec.name == base and spec.version is not None
+    ]
+    return max(versions)[1] if versions else None
+
+
+def _register_from_installed_packages(name: str) -> None:
+    """Import installed packages that depend on gymnasium until one of them registers the environment."""
+    for package, distributions in metadata.packages_distributions().items():
+        requirements = [each for distribution in distributions for each in metadata.requires(distribution) or ()]
+        if package in sys.modules or not any(_GYMNASIUM.match(requirement.lower()) for requirement in requirements):
+            continue
+        with contextlib.suppress(Exception):
+            importlib.import_module(package)
+        if name in registry or newest_version(name) is not None:
+            return
+
+
+def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    creator: Callable[..., Any] = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    env: gymnasium.Env[Any, Any] = in_current_api(creator(**kwargs))
+    return env
+
+
+def _successor(name: str) -> str | None:
+    """Return the newest version of an environment whose named version is retired; `None`: it is not retired.
+
+    Checked beforehand, because gymnasium warns before it raises.
+    """
+    try:
+        version = parse_env_id(name)[2]
+        newest = newest_version(name)
+    except gymnasium.error.Error:
+        return None  # no id; reported by `make`
+    if name in registry or version is None or newest is None:
+        return None
+    return newest if version < (parse_env_id(newest)[2] or 0) else None

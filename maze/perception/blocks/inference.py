@@ -1,4 +1,4 @@
-"""Blocks combined to one prediction module, and pictures of it."""
+"""Blocks combined to one network, networks that choose among candidates, and pictures of a network."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import io
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from maze.core.annotations import override
@@ -21,6 +24,10 @@ _FONT_SIZE = 9.0
 _DPI = 150
 _TENSOR_FILL = "#fbe3e0"
 _MODULE_ATTRIBUTES = frozenset(dir(nn.ModuleDict()))
+# Number of rows of a batch below which gathering costs more than it saves.
+_MANY_ROWS = 4096
+# Share of rows of the largest set of a batch up to which gathering pays.
+_SHARE_WORTH_IT = 0.75
 
 
 class InferenceBlock(PerceptionBlock):
@@ -123,6 +130,126 @@ def _module_name(name: str) -> str:
     """Return a name that PyTorch accepts for modules: not empty, without dots, no attribute of a module (`type`)."""
     is_accepted = name and "." not in name and name not in _MODULE_ATTRIBUTES
     return name if is_accepted else f"block_{name.replace('.', '_')}"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Indices of gathered rows of sets, `(n_rows,)` each."""
+
+    batch: torch.Tensor
+    """Index of the set in the flattened batch."""
+    before: torch.Tensor
+    """Index of the row in the set before gathering."""
+    now: torch.Tensor
+    """Index of the row in the set after gathering."""
+    n_before: int
+    """Number of rows of a set before gathering."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of an action head: the largest possible number of rows, of which a batch often needs few."""
+
+    items: str
+    """Observation `(batch, n, features)` with a row for each candidate."""
+    masks: tuple[str, ...]
+    """Observations `(batch, n)`: rows that exist, and rows that may be chosen."""
+
+    def gathered(self, inputs: TensorDict) -> tuple[TensorDict, _Rows] | None:
+        """Reduce the inputs to the number of rows of the largest set of the batch.
+
+        :param inputs: Inputs with any leading batch dimensions.
+        :return: The inputs and the indices of their rows. None: it does not pay.
+        """
+        if torch.compiler.is_compiling() or not all(key in inputs for key in (self.items, *self.masks)):
+            return None  # graphs cannot branch on values; blocks report missing inputs
+        mask = inputs[self.masks[0]]
+        if mask.numel() < _MANY_ROWS or mask.is_cuda:
+            return None
+        exists = reduce(torch.logical_or, [inputs[key] > 0 for key in self.masks]).flatten(0, -2)
+        counts = exists.sum(-1)
+        n, n_kept = mask.shape[-1], int(counts.max())
+        if not 0 < n_kept <= _SHARE_WORTH_IT * n:
+            return None
+        batch, place = exists.nonzero(as_tuple=True)
+        first = counts.cumsum(0) - counts
+        now = torch.arange(len(batch), device=mask.device) - first[batch]
+        gathered = dict(inputs)
+        for key in (self.items, *self.masks):
+            tensor = inputs[key]
+            leading, rest = mask.shape[:-1], tensor.shape[mask.dim() :]
+            kept = tensor.new_zeros((len(exists), n_kept, *rest))
+            kept[batch, now] = tensor.reshape(len(exists), n, *rest)[batch, place]
+            gathered[key] = kept.reshape(*leading, n_kept, *rest)
+        return gathered, _Rows(batch, place, now, n)
+
+
+class _NetworkWithCandidates(InferenceBlock):
+    """A network whose outputs have other names than its tensors.
+
+    Sets of candidates are computed with no more rows than the batch has: rows that do not exist have no influence on
+    the outputs.
+
+    :param names: Name of each of the `out_keys` in the outputs.
+    :param candidates: Candidates of action heads.
+    """
+
+    def __init__(
+        self,
+        in_keys: list[str],
+        out_keys: list[str],
+        in_shapes: Sequence[Sequence[int]],
+        perception_blocks: Mapping[str, PerceptionBlock],
+        names: Mapping[str, str],
+        candidates: Mapping[str, Candidates],
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes, perception_blocks)
+        self._names = dict(names)
+        self._candidates = dict(candidates)
+
+    @override(InferenceBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        places = {}
+        for head, candidates in self._candidates.items():
+            if (gathered := candidates.gathered(block_input)) is not None:
+                block_input, places[head] = gathered
+        outputs = {self._names[key]: tensor for key, tensor in super().forward(block_input).items()}
+        for head, of_rows in places.items():
+            if head in outputs:
+                outputs[head] = _spread(outputs[head], of_rows)
+        return outputs
+
+    @override(InferenceBlock)
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        return {self._names[key]: place for key, place in super().describe_forward(reader, inputs).items()}
+
+
+def _spread(logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
+    """Restore the indices that the rows of logits had before gathering; the other logits are masked."""
+    flat = logits.flatten(0, -2)
+    spread = flat.new_full((len(flat), rows.n_before), torch.finfo(flat.dtype).min)
+    spread = spread.index_put((rows.batch, rows.before), flat[rows.batch, rows.now])
+    return spread.reshape(*logits.shape[:-1], rows.n_before)
+
+
+def network_of(
+    in_shapes: Mapping[str, Sequence[int]],
+    blocks: Mapping[str, PerceptionBlock],
+    outputs: Mapping[str, str],
+    candidates: Mapping[str, Candidates] | None = None,
+) -> InferenceBlock:
+    """Build a network of blocks, whose outputs may have the names of inputs.
+
+    :param in_shapes: Shapes of its inputs, by key.
+    :param blocks: The blocks by name.
+    :param outputs: Tensor of each output.
+    :param candidates: Candidates of action heads, if rows that do not exist have no influence on the outputs.
+    """
+    arguments = (list(in_shapes), list(outputs.values()), list(in_shapes.values()), blocks)
+    if not candidates and all(name == key for key, name in outputs.items()):
+        return InferenceBlock(*arguments)
+    names = {name: key for key, name in outputs.items()}
+    return _NetworkWithCandidates(*arguments, names=names, candidates=candidates or {})
 
 
 class InferenceGraph:

@@ -1,12 +1,14 @@
-"""Composer of models by an architecture template."""
+"""Composer of models by an architecture template, with action heads and their masks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from maze.core.agent.torch_policy import TorchPolicy
@@ -14,11 +16,27 @@ from maze.core.agent.torch_state_action_critic import encoded_size, merged_actio
 from maze.core.annotations import override
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, unknown_key_error
+from maze.core.utils.config_utils import positive_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
+from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
+from maze.perception.blocks.base import PerceptionBlock
+from maze.perception.blocks.general.action_masking import ActionMaskingBlock
 from maze.perception.blocks.general.concat import ConcatenationBlock
-from maze.perception.blocks.inference import InferenceBlock
-from maze.perception.blocks.output.linear import LinearOutputBlock
-from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name
+from maze.perception.blocks.general.functional import FunctionalBlock
+from maze.perception.blocks.general.slice import SliceBlock
+from maze.perception.blocks.inference import Candidates, InferenceBlock, network_of
+from maze.perception.blocks.joint_blocks.set_blocks import ItemScoresBlock
+from maze.perception.blocks.output.linear import GaussianOutputBlock, LinearOutputBlock
+from maze.perception.builders.base import (
+    WHERE,
+    BaseModelBuilder,
+    encoded_items_key,
+    free_name,
+    normalized_key,
+    scaled_key,
+)
 from maze.perception.models.critics import (
     BaseStateActionCriticComposer,
     CriticComposerInterface,
@@ -26,8 +44,11 @@ from maze.perception.models.critics import (
     SharedStateCriticComposer,
 )
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
-from maze.perception.models.template_parts import ActionHeads, Candidates, network_of, resolve_shared_keys
-from maze.perception.weight_init import INITIALIZATIONS
+from maze.perception.weight_init import INITIALIZATIONS, Initialization
+
+_MASKS = "model.action_masks"
+_ITEMS = "model.action_items"
+_GAUSSIAN = (DiagonalGaussianProbabilityDistribution, SquashedGaussianProbabilityDistribution)
 
 
 class TemplateModelComposer(BaseModelComposer):
@@ -81,7 +102,7 @@ class TemplateModelComposer(BaseModelComposer):
         if initialization not in INITIALIZATIONS:
             raise unknown_key_error("model.initialization", initialization, INITIALIZATIONS)
         self._initialization = INITIALIZATIONS[initialization]
-        self._heads = ActionHeads(
+        self._heads = _ActionHeads(
             self.distribution_mapper,
             action_masks or {},
             action_items or {},
@@ -132,7 +153,7 @@ class TemplateModelComposer(BaseModelComposer):
         perception_net = self.template_perception_net(observation_space)
         shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
         head_blocks, names = self._heads.blocks(action_space, perception_net, shapes)
-        shared = resolve_shared_keys(perception_net, shared_embedding_keys)
+        shared = _resolve_shared_keys(perception_net, shared_embedding_keys)
         in_keys = [*perception_net.in_keys]
         masks = dict.fromkeys(mask for head, mask in self._heads.masks.items() if head in action_space.spaces)
         in_keys += [key for key in masks if key not in in_keys]
@@ -160,7 +181,7 @@ class TemplateModelComposer(BaseModelComposer):
         name = free_name("value", perception_net.tensor_shapes())
         head = LinearOutputBlock(latent, name, perception_net.out_shapes(), output_units=1)
         head.apply(self._initialization.layers(1.0))
-        shared = resolve_shared_keys(perception_net, shared_embedding_keys or [])
+        shared = _resolve_shared_keys(perception_net, shared_embedding_keys or [])
         shapes = perception_net.tensor_shapes()
         keys = list(dict.fromkeys([*shared, *perception_net.in_keys]))
         rest = InferenceBlock(
@@ -296,3 +317,206 @@ class TemplateModelComposer(BaseModelComposer):
         return spaces.Dict(
             {key: space for key, space in observation_space.spaces.items() if key in mapped or key not in masks}
         )
+
+
+class _ActionHeads:
+    """Build the output blocks of policy and state-action value networks.
+
+    :param distribution_mapper: Distributions of the action heads.
+    :param masks: Observation with the mask of an action head, by head.
+    :param items: For action heads that choose one of the items of an observation `[n, features]`, a mapping with
+        `observations` (the items, and vectors that the choice depends on), `hidden_units` and `non_lin` of an
+        :class:`~maze.perception.blocks.joint_blocks.set_blocks.ItemScoresBlock`. With `by_place: false` the logits are
+        its scores, without a learned logit for each index, so that order and number of the items do not matter.
+    :param initialization: Initialization of the layers.
+    :param state_dependent_std: Whether the standard deviations of normal distributions depend on the observation.
+    :param initial_std: Initial standard deviation, above 0 and in the unit of the action (before squashing).
+    :raises ConfigError: An option for normal distributions is set, but there are none, or standard deviations that do
+        not depend on the observation are set for an action that is not a vector.
+    """
+
+    def __init__(
+        self,
+        distribution_mapper: DistributionMapper,
+        masks: Mapping[str, str],
+        items: Mapping[str, Mapping[str, Any]],
+        initialization: Initialization,
+        state_dependent_std: bool = True,
+        initial_std: float = 1.0,
+    ) -> None:
+        self._mapper = mapper = distribution_mapper
+        self.masks = dict(masks)
+        self.items = dict(items)
+        self._initialization = initialization
+        self._log_std = math.log(positive_number("model.initial_std", initial_std))
+        # Heads whose logits are means and logarithms of standard deviations.
+        self._gaussian = [h for h in mapper.action_heads if issubclass(mapper.distribution_class(h), _GAUSSIAN)]
+        self._own_std = [] if state_dependent_std else self._gaussian
+        option = "initial_std" if state_dependent_std else "state_dependent_std"
+        if not self._gaussian and (initial_std != 1.0 or not state_dependent_std):
+            found = {head: mapper.distribution_class(head).__name__ for head in mapper.action_heads}
+            raise ConfigError(f"model.{option}: no action has a normal distribution, found {found}. Leave the default.")
+        if arrays := [head for head in self._own_std if len(mapper.required_logits_shape(head)) != 1]:
+            raise ConfigError(
+                f"model.state_dependent_std: expected actions that are vectors, found {arrays}. Flatten them in the "
+                "action conversion, or leave the option true."
+            )
+
+    def check(self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]) -> None:
+        """Compare masks and items with the spaces.
+
+        :raises ConfigError: Names the action head, and the sub-step.
+        """
+        for where, heads in ((_MASKS, self.masks), (_ITEMS, self.items)):
+            if unknown := [head for head in heads if head not in self._mapper.action_heads]:
+                raise unknown_key_error(f"{where}: action head", unknown[0], self._mapper.action_heads)
+        for step_key, action_space in action_spaces.items():
+            shapes = {key: tuple(sub.shape or ()) for key, sub in observation_spaces[step_key].spaces.items()}
+            for head, space in action_space.spaces.items():
+                if head in self.masks and self.masks[head] not in shapes:
+                    where = f"{_MASKS}.{head}: observation of sub-step {step_key!r}"
+                    raise unknown_key_error(where, self.masks[head], shapes)
+                if head in self.masks and isinstance(space, spaces.Box):
+                    raise ConfigError(f"{_MASKS}.{head}: only discrete actions can be masked, found {space}.")
+                if head in self.items:
+                    keys, n = self.items[head]["observations"], getattr(space, "n", None)
+                    items, *vectors = [shapes.get(key, ()) for key in keys] or [()]
+                    if len(items) != 2 or items[0] != n or any(len(shape) != 1 for shape in vectors):
+                        raise ConfigError(
+                            f"{_ITEMS}.{head}: expected the key of an observation of the shape ({n}, features), and "
+                            f"those of vectors, found {keys} in sub-step {step_key!r}: {shapes}."
+                        )
+
+    def candidates(
+        self, observation_keys: Collection[str], joint_observations: Mapping[str, Sequence[str]]
+    ) -> dict[str, Candidates]:
+        """Return the candidates of heads whose logits are scores only, with their masks.
+
+        :param observation_keys: Observations of a network.
+        :param joint_observations: See :class:`~maze.perception.builders.base.BaseModelBuilder`.
+        """
+        found = {}
+        for head, settings in self.items.items():
+            items, mask = settings["observations"][0], self.masks.get(head)
+            joint = tuple(joint_observations.get(items, ()))
+            if settings.get("by_place", True) or not joint or mask is None or items not in observation_keys:
+                continue
+            masks = dict.fromkeys([*joint, mask])
+            found[head] = Candidates(items, tuple(key for key in masks if key in observation_keys))
+        return found
+
+    def blocks(
+        self, action_space: spaces.Dict, perception_net: InferenceBlock, obs_shapes: Mapping[str, Sequence[int]]
+    ) -> tuple[dict[str, PerceptionBlock], dict[str, str]]:
+        """Build the blocks from the latent representation to the logits of all heads.
+
+        :return: The blocks, and the name of the logits of each head.
+        """
+        blocks: dict[str, PerceptionBlock] = {}
+        names: dict[str, str] = {}
+        taken = {*perception_net.tensor_shapes(), *obs_shapes}
+        for head in action_space.spaces:
+            shape = tuple(self._mapper.required_logits_shape(head))
+            mask = self.masks.get(head)
+            stages = [head]
+            if mask is not None:
+                stages.insert(0, f"{head}_logits")
+            if len(shape) != 1:
+                stages.insert(0, f"{head}_flat_logits")
+            stages = [free_name(stage, taken) for stage in stages]
+            # the small initial norm gives a nearly uniform policy
+            if head in self._own_std:
+                latent, shapes = perception_net.out_keys[0], perception_net.out_shapes()
+                means = GaussianOutputBlock(latent, stages[0], shapes, shape[0] // 2, self._log_std)
+                means.mean_layer.apply(self._initialization.layers(0.01))
+                blocks[stages[0]] = means
+            else:
+                outputs = self.output(head, stages[0], perception_net, math.prod(shape), initial_norm=0.01)
+                if head in self._gaussian and self._log_std:
+                    bias = np.zeros(shape, np.float32)
+                    bias[..., shape[-1] // 2 :] = self._log_std
+                    cast("LinearOutputBlock", outputs[stages[0]]).set_bias(bias.ravel())
+                blocks |= outputs
+            if len(shape) != 1:
+                unflatten = partial(_unflatten, shape=shape)
+                blocks[stages[1]] = FunctionalBlock(stages[0], stages[1], [(math.prod(shape),)], unflatten)
+            if mask is not None:
+                blocks |= self._masking(head, stages[-2:], shape, mask, tuple(obs_shapes[mask]))
+            names[head] = stages[-1]
+            taken |= set(blocks)
+        return blocks, names
+
+    def output(
+        self, head: str, name: str, perception_net: InferenceBlock, n_units: int, initial_norm: float
+    ) -> dict[str, PerceptionBlock]:
+        """Build the blocks from the latent representation to one output for each choice.
+
+        :param head: The action head.
+        :param name: Name of the outputs.
+        :param perception_net: Network with the latent representation and the items.
+        :param n_units: Number of outputs.
+        :param initial_norm: Initial norm of the weights of each output.
+        """
+        latent, latent_shapes = perception_net.out_keys[0], perception_net.out_shapes()
+        settings = self.items.get(head)
+        places = name if settings is None else f"{name}_places"
+        blocks: dict[str, PerceptionBlock] = {}
+        if settings is None or settings.get("by_place", True):
+            block: PerceptionBlock = LinearOutputBlock(latent, places, latent_shapes, n_units)
+            blocks[places] = block.apply(self._initialization.layers(initial_norm))
+        if settings is not None:
+            shapes = {**perception_net.tensor_shapes(), places: (n_units,)}
+            names_of = (encoded_items_key, scaled_key, normalized_key)
+            known_as = [(*(name_of(key) for name_of in names_of), key) for key in settings["observations"]]
+            keys = [*blocks, *(next(key for key in names if key in shapes) for names in known_as), latent]
+            in_shapes = [shapes[key] for key in keys]
+            block = ItemScoresBlock(keys, name, in_shapes, settings["hidden_units"], settings["non_lin"])
+            block.apply(self._initialization.hidden())
+            block.score_layer.apply(self._initialization.layers(initial_norm))
+            blocks[name] = block
+        return blocks
+
+    def _masking(
+        self, head: str, names: Sequence[str], shape: tuple[int, ...], mask: str, mask_shape: tuple[int, ...]
+    ) -> dict[str, PerceptionBlock]:
+        """Build the blocks that mask logits.
+
+        :param names: Names of the logits and of the masked logits.
+        """
+        blocks: dict[str, PerceptionBlock] = {}
+        if mask_shape[1:] == shape:  # stacked observations: the mask of the last time step
+            current = f"{head}_current_mask"
+            blocks[current] = SliceBlock(mask, current, [mask_shape], slice_dim=-len(mask_shape), slice_idx=-1)
+            mask, mask_shape = current, shape
+        space = self._mapper.action_space.spaces[head]
+        sizes = [int(size) for size in space.nvec.flatten()] if isinstance(space, spaces.MultiDiscrete) else None
+        blocks[names[1]] = ActionMaskingBlock(
+            [names[0], mask],
+            names[1],
+            [shape, mask_shape],
+            num_actors=len(sizes) if sizes else 1,
+            num_of_actor_actions=sizes,
+            require_valid_action=not isinstance(space, spaces.MultiBinary),
+        )
+        return blocks
+
+
+def _resolve_shared_keys(perception_net: InferenceBlock, shared_embedding_keys: Sequence[str]) -> list[str]:
+    """Resolve the keys of shared embeddings; `latent` is the last tensor of the perception network.
+
+    :raises ConfigError: Names the key that no block produces.
+    """
+    produced = [key for block in perception_net.perception_blocks.values() for key in block.out_keys]
+    resolved = []
+    for key in shared_embedding_keys:
+        name = perception_net.out_keys[0] if key == "latent" and key not in produced else key
+        if name not in produced:
+            raise ConfigError(
+                f"{WHERE}.shared_embedding_keys: no block produces `{key}`. There are: {', '.join(produced)}."
+            )
+        resolved.append(name)
+    return list(dict.fromkeys(resolved))
+
+
+def _unflatten(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return tensor.reshape(tensor.shape[:-1] + torch.Size(shape))

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from scipy import stats
 from torch import nn
 
-from maze.core.agent.networks import resolve_device, threads_for
+from maze.core.agent.torch_model import resolve_device, threads_for
 from maze.core.agent.torch_policy import ActionHeads, Actor, TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, NonFiniteError

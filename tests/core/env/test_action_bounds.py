@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from maze.core.agent_deployment.maze_action_candidates import ActionCandidates, ActionConversionCandidatesInterface
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_arrays import ActionBounds
+from maze.core.env.space_values import ActionBounds
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.rollout.rollout_generator import RolloutGenerator

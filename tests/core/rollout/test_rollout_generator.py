@@ -16,8 +16,7 @@ from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
 from maze.core.rollout.batched_acting import act_by_actor
 from maze.core.rollout.rollout_columns import RolloutColumns
-from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.rollout.rollout_records import record_of
+from maze.core.rollout.rollout_generator import RolloutGenerator, record_of
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv

@@ -14,7 +14,7 @@ from maze.api.run_context import RunContext
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv, RowGenerators
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.space_arrays import zeros
+from maze.core.env.space_values import zeros
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.event_decorators import (
     define_episode_stats,

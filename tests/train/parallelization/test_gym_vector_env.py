@@ -15,7 +15,7 @@ from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.space_arrays import zeros
+from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_arrays import zeros
+from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsLevel

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
-from maze.core.rollout.rollout_records import record_of
+from maze.core.rollout.rollout_generator import record_of
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import Task, env_slices

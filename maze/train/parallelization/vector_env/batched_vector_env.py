@@ -13,7 +13,7 @@ from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.faults import Seeding
-from maze.core.env.space_arrays import action_column, array_specs, split_rows, zeros
+from maze.core.env.space_values import action_column, array_specs, split_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents

@@ -10,7 +10,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
-from maze.core.env.space_arrays import Cast, action_column, array_specs, check_observation, split_rows
+from maze.core.env.space_values import Cast, action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 ndarray = np.ndarray
 N_CHECKED_STEPS = 8
 """Keys and shapes of observations are checked in the first steps only; later the check would cost more than the step.
-Their dtypes are checked always (:class:`~maze.core.env.space_arrays.Cast`)."""
+Their dtypes are checked always (:class:`~maze.core.env.space_values.Cast`)."""
 
 
 class _FinishedEpisodes(LogStatsConsumer):

@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.space_arrays import Arrays, ArraySpec, action_column, array_specs, copy_rows
+from maze.core.env.space_values import Arrays, ArraySpec, action_column, array_specs, copy_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats

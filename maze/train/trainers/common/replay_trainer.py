@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import TorchModel
+from maze.core.agent.torch_model import TorchModel, depends_on_mode
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
 from maze.core.agent.flat_adam import FlatAdam
-from maze.core.agent.networks import resolve_device
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import TargetNetworks, TorchModel
+from maze.core.agent.torch_model import TargetNetworks, TorchModel, resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from maze.core.agent.networks import resolve_device, threads_for
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import resolve_device, threads_for
 from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.errors import ConfigError

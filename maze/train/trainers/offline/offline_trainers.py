@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
-from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.torch_actor_critic import TorchActorCritic, policy_of
-from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors, depends_on_mode
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.agent.torch_state_action_critic import (
     TorchStateActionCritic,

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 from torch.nn import functional
 
-from maze.core.agent.networks import depends_on_mode
+from maze.core.agent.torch_model import depends_on_mode
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 
 

@@ -24,7 +24,7 @@ from maze.core.env.faults import (
     fail,
     failure_of_acting,
 )
-from maze.core.env.space_arrays import array_specs, check_observation, split_rows, usual_values, zeros
+from maze.core.env.space_values import array_specs, check_observation, split_rows, usual_values, zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maze.core.env.space_arrays import Cast, as_pieces, put_rows
+from maze.core.env.space_values import Cast, as_pieces, put_rows
 from maze.core.errors import EnvironmentContractError
 
 
