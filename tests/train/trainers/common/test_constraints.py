@@ -20,7 +20,7 @@ from maze.train.parallelization.vector_env.batched_vector_env import BatchedVect
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv, in_sequence
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.constraints import PID, combined_advantage, pid_step, sum_of_ended
+from maze.train.trainers.common.actor_critic.cost_critics import PID, combined_advantage, pid_step, sum_of_ended
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.model_selection.model_selection_base import (
     Constraint,

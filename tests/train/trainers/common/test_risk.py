@@ -20,7 +20,7 @@ from maze.train.parallelization.vector_env.batched_vector_env import BatchedVect
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.risk import TailReturns, running_returns
+from maze.train.trainers.common.actor_critic.cost_critics import TailReturns, running_returns
 from maze.train.trainers.common.config_classes import Risk
 from maze.train.trainers.common.learning import quantile_huber_loss, widen
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig

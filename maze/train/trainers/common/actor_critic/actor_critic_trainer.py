@@ -23,9 +23,8 @@ from maze.core.utils.seeding import seeded_generator
 from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
-from maze.train.trainers.common.actor_critic.constraints import LearnedConstraint, combined_advantage
+from maze.train.trainers.common.actor_critic.cost_critics import LearnedConstraint, LearnedRisk, combined_advantage
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
-from maze.train.trainers.common.actor_critic.risk import LearnedRisk
 from maze.train.trainers.common.actor_critic.valuation import PolicyBatch, RolloutBatch, value_rollout
 from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.learning import Losses, gradient_step, require_end_of_schedule, scheduled_lr
