@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from benchmarks.page_tables import markdown_table, write_table
-from maze.cli.run_description import SHELF_HEADER, shelf_row
+from maze.cli.commands import SHELF_HEADER, shelf_row
 from maze.core.utils.config_utils import read_config
 from maze.maze_cli import main as maze_run
 from maze.serve.bundle import PolicyBundle, shelf

@@ -52,12 +52,12 @@ PRINTING = ("verbose", "console")
 """Settings of the console output."""
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
 COMMANDS = {
-    "--export": ("maze.cli.run_description", "export_run"),
-    "--info": ("maze.cli.run_description", "print_run_info"),
+    "--export": ("maze.cli.commands", "export_run"),
+    "--info": ("maze.cli.commands", "print_run_info"),
     "--new-project": ("maze.cli.new_project", "write_project"),
-    "--report": ("maze.cli.report", "make_report"),
+    "--report": ("maze.cli.commands", "make_report"),
     "--runs": ("maze.cli.run_summary", "print_runs"),
-    "--shelf": ("maze.cli.run_description", "print_shelf"),
+    "--shelf": ("maze.cli.commands", "print_shelf"),
 }
 """Flags of commands that compose no configuration, with the functions that take the following arguments."""
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
@@ -259,7 +259,7 @@ def _compose_and_run(command: list[str], trusted: Sequence[str]) -> int:
         try:
             flag, arguments = _split_flag(command)
             if flag == "--play":
-                from maze.cli.report import play_command
+                from maze.cli.commands import play_command
 
                 command = play_command(arguments)
             if trusted:  # for jobs in other processes as well

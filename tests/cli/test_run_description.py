@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from maze.cli.report import play_command
+from maze.cli.commands import play_command
 from maze.cli.run_summary import run_commands
 from maze.maze_cli import main
 
