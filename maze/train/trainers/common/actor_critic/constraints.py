@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.policy import HiddenStates
 from maze.core.agent.returns import GAE, ReturnFunction, Returns, Trajectories
 from maze.core.agent.state_critic_input_output import StateCriticInput
 from maze.core.agent.torch_actor_critic import TorchActorCritic
