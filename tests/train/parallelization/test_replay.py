@@ -16,9 +16,9 @@ from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper, ParquetRecordingWrapper
 from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
-from maze.train.parallelization.vector_env import replay_log
-from maze.train.parallelization.vector_env.replay_log import derived_seed
+from maze.train.parallelization.vector_env import structured_vector_env
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.structured_vector_env import derived_seed
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.utils.train_utils import from_plain, to_plain
 from tests.train.parallelization.toy_envs import (
@@ -47,7 +47,7 @@ FACTORIES = {
 
 @pytest.fixture
 def reseed_often(monkeypatch):
-    monkeypatch.setattr(replay_log, "RESEED_AFTER", 7)
+    monkeypatch.setattr(structured_vector_env, "RESEED_AFTER", 7)
 
 
 def observed(env, out):
@@ -148,7 +148,7 @@ def test_a_restored_environment_can_be_saved_and_restored_again(reseed_often):
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.sampled_from(list(FACTORIES)))
 def test_any_sequence_of_saving_and_continuing_gives_the_same_trajectory(lengths, name):
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(replay_log, "RESEED_AFTER", 5)
+    monkeypatch.setattr(structured_vector_env, "RESEED_AFTER", 5)
     try:
         one = SequentialVectorEnv([FACTORIES[name]] * 2)
         one.seed([5, 6])
@@ -322,7 +322,7 @@ def test_another_number_of_environments_starts_episodes_that_were_not_played_bef
 
 
 def test_an_episode_without_end_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(replay_log, "MAX_TICKS", 300)
+    monkeypatch.setattr(structured_vector_env, "MAX_TICKS", 300)
     env = SequentialVectorEnv([partial(two_step_env, 10_000)])
     env.seed([1])
     play(env, begun(env), np.random.default_rng(0), 700)

@@ -22,12 +22,13 @@ from maze.train.parallelization.distributed_actors.base_distributed_workers_with
     BaseDistributedWorkersWithBuffer,
 )
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan, asynchronous_states
-from maze.train.parallelization.vector_env.replay_log import begun_anew, states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import (
     StructuredVectorEnv,
+    begun_anew,
     joint_state,
     load_joint_state,
+    states_for,
 )
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows

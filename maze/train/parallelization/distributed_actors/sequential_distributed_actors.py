@@ -21,9 +21,8 @@ from maze.train.parallelization.distributed_actors.env_groups import (
     copied_to_cpu,
     seed_of_start,
 )
-from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
-from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds
+from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds, states_for
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 
 if TYPE_CHECKING:

@@ -19,13 +19,15 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats, StatColumn
-from maze.train.parallelization.vector_env.replay_log import RESEED_AFTER, derived_seed, states_for
 from maze.train.parallelization.vector_env.structured_vector_env import (
+    RESEED_AFTER,
     FinalObservation,
     Out,
     StructuredVectorEnv,
     actions_at,
     checked_seeds,
+    derived_seed,
+    states_for,
 )
 
 _NONE_FINISHED: Mapping[int, LogStats] = MappingProxyType({})

@@ -22,20 +22,18 @@ from maze.core.wrappers.return_normalization_reward_wrapper import (
     statistics_states,
     wrappers_with_statistics,
 )
-from maze.train.parallelization.vector_env.replay_log import (
+from maze.train.parallelization.vector_env.structured_vector_env import (
     EpisodeState,
+    FinalObservation,
+    Out,
     ReplayLog,
+    StructuredVectorEnv,
+    actions_at,
+    checked_seeds,
     derived_seed,
     digest_of,
     replayed_actions,
     states_for,
-)
-from maze.train.parallelization.vector_env.structured_vector_env import (
-    FinalObservation,
-    Out,
-    StructuredVectorEnv,
-    actions_at,
-    checked_seeds,
 )
 from maze.train.parallelization.vector_env.vector_env_utils import (
     check_same_spaces,

@@ -26,8 +26,15 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by, define_time
 from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
-from maze.train.trainers.common.learning import Losses, gradient_step, mean_of
-from maze.train.trainers.common.quantiles import QuantileHead, no_output_layer, output_layer, quantile_huber_loss
+from maze.train.trainers.common.learning import (
+    Losses,
+    QuantileHead,
+    gradient_step,
+    mean_of,
+    no_output_layer,
+    output_layer,
+    quantile_huber_loss,
+)
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_trainer import ReplayTrainer

@@ -22,7 +22,7 @@ from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVect
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.risk import TailReturns, running_returns
 from maze.train.trainers.common.config_classes import Risk
-from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
+from maze.train.trainers.common.learning import quantile_huber_loss, widen
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
 from maze.train.trainers.dqn.dqn_trainer import ActionQuantileNetwork, factors_of, is_allowed
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig

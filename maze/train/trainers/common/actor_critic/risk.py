@@ -24,7 +24,7 @@ from maze.core.utils.stats_utils import tail_values
 from maze.train.trainers.common.actor_critic.constraints import CostCritic
 from maze.train.trainers.common.actor_critic.valuation import RolloutBatch
 from maze.train.trainers.common.config_classes import Risk
-from maze.train.trainers.common.quantiles import quantile_huber_loss, widen
+from maze.train.trainers.common.learning import quantile_huber_loss, widen
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
