@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.agent.hidden_states import HiddenStatesByEnvironment, StatesOfActor
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import HiddenStatesByEnvironment, Policy, StatesOfActor
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError

@@ -13,8 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.hidden_states import HiddenStatesByEnvironment, StatesOfActor
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import HiddenStatesByEnvironment, Policy, StatesOfActor
 from maze.core.agent.torch_model import NetworksModel, as_float_tensors
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.policy import Policy, acting_in
+from maze.core.agent.policy import HiddenStates, Policy, acting_in
 from maze.core.env.faults import LONG_EPISODE, Place, check_episode_ends, failure_of_acting
 from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType

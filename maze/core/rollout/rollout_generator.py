@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze.core.agent.hidden_states import HiddenStates
-from maze.core.agent.policy import Policy, acting_in
+from maze.core.agent.policy import HiddenStates, Policy, acting_in
 from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue

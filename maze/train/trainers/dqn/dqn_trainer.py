@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
-from maze.core.agent.hidden_states import StatesOfActor
+from maze.core.agent.policy import StatesOfActor
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import TorchPolicy

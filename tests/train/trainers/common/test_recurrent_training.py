@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.policy import HiddenStates
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.gym_vector_env import GymBatch

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maze.core.agent.flat_adam import FlatAdam
-from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.policy import HiddenStates
 from maze.core.agent.returns import GAE, ReturnFunction
 from maze.core.agent.torch_model import depends_on_mode
 from maze.core.agent.torch_state_critic import TorchStateCritic

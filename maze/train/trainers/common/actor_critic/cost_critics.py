@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.policy import HiddenStates
 from maze.core.agent.returns import GAE, ReturnFunction, Returns, Trajectories, gae
 from maze.core.agent.state_critic_input_output import StateCriticInput
 from maze.core.agent.torch_actor_critic import TorchActorCritic

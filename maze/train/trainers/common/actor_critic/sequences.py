@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.policy import HiddenStates
 from maze.core.agent.torch_actor_critic import ModelRuns
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStateCritic
 from maze.core.env.structured_env import ActorID

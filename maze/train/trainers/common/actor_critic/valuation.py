@@ -29,7 +29,7 @@ from maze.core.rollout.rollout_columns import (
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences
 
 if TYPE_CHECKING:
-    from maze.core.agent.hidden_states import HiddenStates
+    from maze.core.agent.policy import HiddenStates
     from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy_output import PolicyOutput
