@@ -147,7 +147,7 @@ def test_a_pruner_ends_bad_trials(
     command: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("optuna")
-    monkeypatch.setattr("maze.cli.sweeps.sweep.POLL_INTERVAL", 0.1)
+    monkeypatch.setattr("maze.cli.sweeps.sweepers.POLL_INTERVAL", 0.1)
     reported = []
     monkeypatch.setattr(
         "maze.cli.sweeps.study.SweepStudy.should_stop",
