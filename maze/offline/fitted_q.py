@@ -47,11 +47,11 @@ class FittedQConfig:
     :param ridge: Relative weight of the penalty on the coefficients of the linear fit.
     """
 
-    hidden_units: int = 64
+    hidden_units: int = 128
     lr: float = 2e-3
     batch_size: int = 256
-    n_updates: int = 1000
-    target_interval: int = 100
+    n_updates: int = 500
+    target_interval: int = 50
     n_halvings: int = 2
     n_action_samples: int = 8
     ridge: float = 1e-6
