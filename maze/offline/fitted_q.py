@@ -5,7 +5,8 @@ a linear fit whose fixed point is solved exactly (LSTD-Q, Lagoudakis and Parr 20
 samples of the episodes (Hao et al. 2021). The network learns from one half of the episodes and the linear fit from the
 other one, and conversely (cross-fitting, Chernozhukov et al. 2018): features that follow the noise of the episodes they
 are fitted to would make intervals too narrow. Several random halvings are made: values are the mean of all fits, and
-bootstrap samples are divided among the halvings, so that intervals contain the error of the fit and of the features.
+bootstrap samples are divided among the halvings, so that intervals contain the variance of the fit and of the features.
+They do not contain the bias of features that cannot represent the values.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class _Layer(nn.Module):
         self.bias = nn.Parameter(torch.empty(n_members, 1, n_outputs).uniform_(-bound, bound))
 
     def forward(self, inputs: torch.Tensor, member: int | slice) -> torch.Tensor:
-        return torch.as_tensor(inputs @ self.weight[member] + self.bias[member])
+        return inputs @ self.weight[member] + self.bias[member]
 
 
 class _Networks(nn.Module):
@@ -241,13 +242,16 @@ def _trained(
     optimizer = FlatAdam(networks, config.lr, eps=1e-8)
     targets = torch.zeros(n_members, len(data))
     is_usable = data.has_target & np.repeat(episodes, data.lengths, axis=1)
-    ordered, counts = {}, {}  # positions of decisions, usable ones first, and how many they are: by member
+    # by key: positions of each member's decisions, usable ones first; how many are usable, and whether any; batch size
+    drawing: dict[Any, tuple[Array, Array, torch.Tensor, int]] = {}
     for key in inputs:
         positions = data.positions(key)
-        counts[key] = is_usable[:, positions].sum(1, keepdims=True)
-        ordered[key] = positions[np.argsort(~is_usable[:, positions], axis=1, kind="stable")]
-    share = {key: of_key.sum() / is_usable.sum() for key, of_key in counts.items() if of_key.any()}
-    for update in range(config.n_updates if share else 0):
+        found = is_usable[:, positions]
+        if n_found := found.sum():
+            ordered = positions[np.argsort(~found, axis=1, kind="stable")]
+            size = max(1, round(config.batch_size * n_found / is_usable.sum()))
+            drawing[key] = (ordered, found.sum(1, keepdims=True), torch.from_numpy(found.any(1)), size)
+    for update in range(config.n_updates if drawing else 0):
         if update % config.target_interval == 0:
             following = np.zeros((n_members, len(data)))  # of what follows, with an action drawn from the policy
             with torch.inference_mode():
@@ -257,12 +261,12 @@ def _trained(
                     following[:, part.followed] = networks[key](of_members).numpy()
                 targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
         loss = torch.zeros(())
-        for key, of_key in share.items():
-            places = rng.random((n_members, max(1, round(config.batch_size * of_key)))) * counts[key]
-            drawn = np.take_along_axis(ordered[key], places.astype(np.int64), 1)
+        for key, (ordered, counts, is_any, size) in drawing.items():
+            places = (rng.random((n_members, size)) * counts).astype(np.int64)
+            drawn = np.take_along_axis(ordered, places, 1)
             values = networks[key](inputs[key].of_logged(torch.from_numpy(data.rows[drawn])))
             squared = (values - targets.gather(1, torch.from_numpy(drawn))).square().mean(1)
-            loss = loss + squared[torch.from_numpy(counts[key][:, 0] > 0)].sum()
+            loss = loss + squared[is_any].sum()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
