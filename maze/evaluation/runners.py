@@ -418,7 +418,7 @@ class ReplayRunner(EvaluationRunner):
 
     def _agent_seed(self, episode: StateTrajectoryRecord) -> int:
         """Return the seed that the agent had in the episode if it is known, otherwise that of a first episode."""
-        seeds = self.maze_seeding.episode_seeds(max(1, self.n_recorded))
+        seeds = self.episode_seeds(self.n_recorded)
         own = None if episode.action_record is None else episode.action_record.seed
         return dict(seeds).get(own, seeds[0][1]) if own is not None else seeds[0][1]
 
