@@ -289,8 +289,9 @@ class EnvFactory:
         if callable(self.env):
             return self.env(**arguments)
         config = {**_without_foreign_defaults(self.env), **arguments}
+        left_out = {"_partial_", *self._adaptations()}  # runs store a `functools.partial` that makes environments
         return Factory(object).instantiate(
-            {key: value for key, value in config.items() if key not in self._adaptations()}, config_path="env"
+            {key: value for key, value in config.items() if key not in left_out}, config_path="env"
         )
 
     def _adaptations(self) -> dict[str, Any]:
@@ -539,7 +540,7 @@ def _target_and_arguments(value: Any) -> dict[str, Any]:
     if isinstance(value, functools.partial):
         arguments = {"_args_": list(value.args)} if value.args else {}
         return {**_target_and_arguments(value.func), "_partial_": True, **arguments, **value.keywords}
-    if inspect.isroutine(value):
+    if inspect.isroutine(value) or isinstance(value, type):  # the class: that of a `functools.partial`
         return {TARGET_KEY: path_of(value)}
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
