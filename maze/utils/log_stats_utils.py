@@ -21,7 +21,7 @@ from maze.core.log_stats.log_stats_writer_tensorboard import (
     flat_hyperparameters,
 )
 from maze.core.log_stats.stats_format import Figures
-from maze.core.utils.config_utils import described_config
+from maze.core.utils.config_utils import described_config, duration
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.tracking.tracker import TrackedRun, Tracker
 
@@ -154,7 +154,8 @@ def _console(settings: Mapping[str, Any], verbose: int | None) -> LogStatsWriter
     if verbose == EVERYTHING:
         return LogStatsWriterConsole()
     console = settings.get("console") or {}
-    return RunConsole(verbose, console.get("rows") or (), float(console.get("interval", INTERVAL)))
+    interval = console.get("interval", INTERVAL)
+    return RunConsole(verbose, console.get("rows") or (), duration("console.interval", interval) if interval else 0.0)
 
 
 def _hyperparameters(described: Any) -> dict[str, bool | float | str]:

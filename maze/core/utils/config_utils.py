@@ -288,9 +288,10 @@ class EnvFactory:
         """
         if callable(self.env):
             return self.env(**arguments)
-        config, adaptations = {**_without_foreign_defaults(self.env), **arguments}, self._adaptations()
+        config = {**_without_foreign_defaults(self.env), **arguments}
+        left_out = {"_partial_", *self._adaptations()}  # runs store a `functools.partial` that makes environments
         return Factory(object).instantiate(
-            {key: value for key, value in config.items() if key not in adaptations}, config_path="env"
+            {key: value for key, value in config.items() if key not in left_out}, config_path="env"
         )
 
     def _adaptations(self) -> dict[str, Any]:
@@ -545,7 +546,7 @@ def _target_and_arguments(value: Any) -> dict[str, Any]:
     if isinstance(value, functools.partial):
         arguments = {"_args_": list(value.args)} if value.args else {}
         return {**_target_and_arguments(value.func), "_partial_": True, **arguments, **value.keywords}
-    if inspect.isroutine(value):
+    if inspect.isroutine(value) or isinstance(value, type):  # the class: that of a `functools.partial`
         return {TARGET_KEY: path_of(value)}
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}

@@ -57,6 +57,7 @@ def test_functions_and_classes_are_described_by_where_they_are() -> None:
     assert describe(Keeper) == f"{HERE}.Keeper"
     partial = describe(functools.partial(module_function, size=3))
     assert partial == {"_target_": f"{HERE}.module_function", "_partial_": True, "size": 3}
+    assert describe(functools.partial(Keeper, 1)) == {"_target_": f"{HERE}.Keeper", "_partial_": True, "_args_": [1]}
 
 
 def test_networks_are_described_by_their_layers() -> None:

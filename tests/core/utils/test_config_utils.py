@@ -1,5 +1,6 @@
 """Configuration files and environments made from them."""
 
+import functools
 import pickle
 import sys
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import (
     CheckedConfig,
     EnvFactory,
+    describe,
     list_to_dict,
     make_env_from_hydra,
     read_config,
@@ -74,7 +76,11 @@ def test_files_are_read_with_interpolations_and_faults_are_named(tmp_path):
         read_config(tmp_path / "b.yaml")
 
 
-@pytest.mark.parametrize("env", [ENV, cart_pole, cart_pole()], ids=["configuration", "function", "environment"])
+@pytest.mark.parametrize(
+    "env",
+    [ENV, cart_pole, cart_pole(), describe(functools.partial(GymMazeEnv, "CartPole-v1"))],
+    ids=["configuration", "function", "environment", "stored partial"],
+)
 def test_each_call_of_a_pickled_factory_makes_another_wrapped_environment(env):
     factory = pickle.loads(pickle.dumps(EnvFactory(env, {"TimeLimitWrapper": {"max_episode_steps": 2}})))
     one, other = factory(), factory()

@@ -48,7 +48,7 @@ class LoggedSteps:
     :param agent_ids: Acting agent.
     :param rows: Row of each decision in the table of its step key.
     :param next_rows: Row of the observation that follows, in the table of `next_step_keys`; -1: the episode
-        terminated, or nothing was recorded after its end.
+        terminated, or no observation of its first actor was recorded after its end.
     :param next_step_keys: Step key of what follows; that of the decision itself where nothing follows.
     :param steps: Number of the environment step in its episode.
     :param rewards: Reward between this decision and the next one.
@@ -244,9 +244,9 @@ class _Builder:
                 (key, agent, row, step - first_step, float(record.reward), ended, truncated, propensity)
             )
             actions.append(record.action)
-        if truncated and record.next_observation is not None:
+        if truncated and (following := _first_observation_after(episode)) is not None:
             first_key = episode[0][1].actor_id.step_key
-            self._closing.setdefault(first_key, []).append((len(self._decisions) - 1, record.next_observation))
+            self._closing.setdefault(first_key, []).append((len(self._decisions) - 1, following))
         self._starts.append(len(self._decisions))
         self._acted_by.append(" and ".join(names))
 
@@ -271,6 +271,21 @@ class _Builder:
         return LoggedSteps(
             tables, list(keys), *actors, np.array(steps), np.array(rewards), *ends, starts, self._acted_by
         )
+
+
+def _first_observation_after(episode: Sequence[tuple[int, SpacesRecord]]) -> Mapping[str, Any] | None:
+    """Return what the first actor observed after the last step of an episode.
+
+    Records do not say who observed. `None`: nothing was recorded, or another actor than the first one observed it, as
+    the episode was cut off between sub-steps, other actors acted in the last step, or the entries differ.
+    """
+    ends = (episode[0][0], episode[-1][0])
+    acted = [[record.actor_id for number, record in episode if number == step] for step in ends]
+    first, last = (
+        {key: np.shape(value) for key, value in (seen or {}).items()}
+        for seen in (episode[0][1].observation, episode[-1][1].next_observation)
+    )
+    return episode[-1][1].next_observation if acted[0] == acted[1] and first == last else None
 
 
 def _stacked(entries: Sequence[Mapping[str, Any]], key: StepKeyType) -> dict[str, Array]:

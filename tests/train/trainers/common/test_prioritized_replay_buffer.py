@@ -9,7 +9,10 @@ from gymnasium import spaces
 
 from maze.core.env.structured_env import ActorID
 from maze.train.trainers.common.replay_buffer.transitions import TransitionColumns, TransitionRows
-from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import (
+    PrioritizedReplayBuffer,
+    UniformReplayBuffer,
+)
 
 OBSERVATIONS = {0: spaces.Dict(x=spaces.Box(-99, 99, (1,), np.float32))}
 ACTIONS = {0: spaces.Dict(action=spaces.Discrete(2))}
@@ -85,6 +88,16 @@ def test_a_restored_buffer_samples_the_same_items():
         one, other = (buffer.sample_transitions(10, "cpu") for buffer in buffers)
         np.testing.assert_array_equal(one.slots, other.slots)
         assert torch.equal(one.weights, other.weights)
+
+
+def test_steps_of_a_uniform_buffer_get_the_priority_of_new_ones():
+    uniform, prioritized = UniformReplayBuffer(6, seed=1), PrioritizedReplayBuffer(6, seed=2)
+    for buffer in (uniform, prioritized):
+        buffer.allocate([ACTOR], OBSERVATIONS, ACTIONS)
+    uniform.add_rows(rows(0, [0.0] * 5, [False] * 5, [-1] * 5))
+    prioritized.load_state_dict(uniform.state_dict())
+    drawn = np.concatenate([prioritized.sample_transitions(50, "cpu").slots for _ in range(20)])
+    np.testing.assert_allclose(np.bincount(drawn, minlength=6) / len(drawn), [*[0.2] * 5, 0.0], atol=0.02)
 
 
 def test_n_step_returns_match_hand_worked_values():

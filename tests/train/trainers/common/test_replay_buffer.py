@@ -312,6 +312,16 @@ def test_a_recorded_observation_of_another_actor_is_refused_where_it_is_evaluate
     assert everything(buffer).next_observations[0]["x"].flatten().tolist() == [1.0, 9.0]
 
 
+def test_more_steps_than_there_is_room_for_leave_the_latest():
+    first, *others = (structured((0, number), None, truncated=False) for number in (5, 6, 7, 8, 9))
+    del others[1].substep_records[1]
+    others[1].substep_records[0].done = True  # the second actor observed nothing
+    buffer = UniformReplayBuffer(2, seed=0)
+    buffer.add_transition(first)
+    buffer.add_rollout(others)
+    assert buffer.columns.observations[1]["y"].flatten().tolist() == [9.0, 8.0]
+
+
 HEADS = {
     "push": spaces.Box(np.float32([-1, -np.inf]), np.float32([1, 2]), dtype=np.float32),
     "move": spaces.Discrete(5),

@@ -253,6 +253,27 @@ def test_a_value_follows_a_truncation_and_not_a_termination() -> None:
         assert batch.actions["valve"].flatten().tolist() == [-0.5] * 4  # 0 between -2 and 6
 
 
+@pytest.mark.parametrize(
+    ("n_decisions", "following"),
+    [(3, {"item": np.eye(3, dtype=np.float32)[0], "parity": np.zeros(1, np.float32)}), (3, "of pick"), (4, "of place")],
+    ids=["cut off between sub-steps", "with the same entries", "the last actor observes its end"],
+)
+def test_what_another_actor_observed_after_a_truncation_is_no_value_of_the_first_one(
+    n_decisions: int, following: Any
+) -> None:
+    rng = np.random.default_rng(0)
+    cut_off, complete = structured_episode(rng, 2)[:n_decisions], structured_episode(rng, 2)
+    last = cut_off[-1][1]
+    observed = {"of pick": cut_off[0][1].observation, "of place": cut_off[1][1].observation}
+    last.next_observation = observed[following] if isinstance(following, str) else following
+    last.done, last.info = True, {"TimeLimit.truncated": True}
+    data = LoggedSteps.of_episodes([cut_off, complete])
+    assert data.has_target.tolist() == [True] * (n_decisions - 1) + [False] + [True] * 4
+    assert data.truncated.sum() == 1
+    batches = LoggedBatches(data, STRUCTURED, 0.9, 64, "cpu", torch.Generator()).draw()
+    assert {float(batch.discounts.min()) for batch in batches} == {0.0, 1.0}
+
+
 def test_a_run_that_begins_with_weights_has_targets_of_these_weights() -> None:
     offline, earlier = (trainer(CQL, CQLConfig(), structured_log(3), STRUCTURED) for _ in range(2))
     assert isinstance(offline, CQL)

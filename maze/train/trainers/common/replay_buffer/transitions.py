@@ -207,7 +207,8 @@ class TransitionColumns:
             if not (rows.n_substeps == len(self.actors)).all():
                 self.all_complete = False
                 for position in range(1, len(self.actors)):
-                    missing = (numbers % self.capacity)[~_is_observed(rows, position)]
+                    is_missing = ~_is_observed(rows, position) & (numbers >= self.n_added + n - self.capacity)
+                    missing = numbers[is_missing] % self.capacity  # only where no later row replaces it
                     for key, value in self._unobserved[position].items():
                         self.observations[position][key][missing] = value
         self.next_row[slots] = -1

@@ -274,7 +274,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
     @override(UniformReplayBuffer)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._highest = state["highest_priority"]
-        if state["priorities"] is not None:
+        self._highest = state.get("highest_priority", self._highest)  # a uniform buffer had no priorities
+        if state.get("priorities") is not None:
             self._set(np.arange(self.buffer_size), state["priorities"].numpy())
             self._n_known = self.n_rows_added

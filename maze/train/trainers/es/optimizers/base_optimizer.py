@@ -60,16 +60,16 @@ class Optimizer(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state from :meth:`state_dict`.
 
-        :raises CheckpointError: An entry has the wrong shape.
+        :raises CheckpointError: It is the state of another optimizer or model.
         """
         moments = self._moments()
-        for name, value in moments.items():
-            found = tuple(state_dict[name].shape) if name in state_dict else "nothing"
-            if found != value.shape:
-                raise CheckpointError(
-                    f"State `{name}` of the optimizer: expected the shape {value.shape}, found {found}. Use the "
-                    "optimizer and model of the saved run."
-                )
+        expected = {name: value.shape for name, value in moments.items()}
+        found = {name: tuple(value.shape) for name, value in state_dict.items() if name != "t"}
+        if found != expected:
+            raise CheckpointError(
+                f"State of the optimizer: expected the shapes {expected}, found {found}. Use the optimizer and model "
+                "of the saved run."
+            )
         self.t = int(state_dict["t"])
         for name, value in moments.items():
             value[:] = state_dict[name].numpy()
