@@ -18,6 +18,8 @@ settings.load_profile("maze")
 
 IMPORTS_OF_WORKERS = (
     "maze.cli.launchers",
+    "maze.core.rollout.parallel_rollout_runner",
+    "maze.core.trajectory_recording.datasets.in_memory_dataset",
     "maze.core.utils.worker_pool",
     "maze.train.parallelization.distributed_actors.env_groups",
     "maze.train.trainers.common.training_runner",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import warnings
 from abc import abstractmethod
@@ -216,7 +217,9 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
     @override(DistributedRolloutRunner)
     def _pool(self) -> AbstractContextManager[TaskPool]:
         n_processes = min(self.n_processes, self.n_episodes)
-        return closing(ProcessPool(n_processes, quick_start_method(), noun="rollout worker", item=_episodes))
+        modules = [__name__, *{"torch"}.intersection(sys.modules)]
+        method = quick_start_method()
+        return closing(ProcessPool(n_processes, method, modules=modules, noun="rollout worker", item=_episodes))
 
 
 def _episodes(arguments: tuple[Any, ...]) -> str:

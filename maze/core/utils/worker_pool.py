@@ -369,18 +369,19 @@ class ProcessPool(TaskPool):
         is_fork = self._context.get_start_method() == "fork"
         ends = [self._context.Pipe(duplex=True) for _ in rows]
         alarm, their_alarm = self._context.Pipe(duplex=False) if self._timeout == math.inf else (None, None)
-        inherited = [*(ours for ours, _ in ends), *(worker.channel.connection for worker in self.workers)]
+        inherited = [*(ours for ours, _ in ends), *(worker.channel.connection for worker in self.workers)] * is_fork
+        theirs = [end for _, end in ends]
         process = self._context.Process(
             target=worker_process.run_worker,
-            args=([theirs for _, theirs in ends], their_alarm, self._in_background, inherited if is_fork else []),
+            args=(theirs, their_alarm, self._in_background, inherited, dict(os.environ)),
             name=f"maze-worker-{min(rows)}",
         )
         with _starting(is_fork):
             process.start()
         if their_alarm is not None:
             their_alarm.close()
-        for (index, of_worker), (ours, theirs) in zip(rows.items(), ends, strict=True):
-            theirs.close()
+        for (index, of_worker), (ours, their_end) in zip(rows.items(), ends, strict=True):
+            their_end.close()
             worker = Worker(index, of_worker, process, worker_process.Channel(ours), alarm)
             self.workers[index : index + 1] = [worker]
             for fd in worker.fds():
@@ -695,9 +696,12 @@ def env_slices(n_envs: int, n_workers: int) -> list[slice]:
     return [slice(*ends) for ends in pairwise(bounds)]
 
 
-def quick_start_method() -> str:
-    """Return the start method that takes milliseconds (`fork`) where it is safe: in a process without other threads."""
-    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
+def quick_start_method() -> str | None:
+    """Return the start method that takes milliseconds (`fork`) where it is safe: in a process without other threads.
+
+    Otherwise return the default: with `spawn`, each worker of each rollout in a notebook would import everything again.
+    """
+    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else None
 
 
 def process_context(start_method: str | None, modules: Sequence[str] = ()) -> Any:

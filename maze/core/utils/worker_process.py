@@ -245,7 +245,11 @@ class Outbox:
 
 
 def run_worker(
-    connections: Sequence[Connection], alarm: Connection | None, in_background: bool, inherited: list[Connection]
+    connections: Sequence[Connection],
+    alarm: Connection | None,
+    in_background: bool,
+    inherited: list[Connection],
+    variables: Mapping[str, str],
 ) -> None:
     """Serve hosted objects until the parent closes the workers or ends. The main function of a worker process.
 
@@ -254,7 +258,10 @@ def run_worker(
         `None`: environments have no time limit.
     :param in_background: Whether a thread sends answers, so that work continues while the parent does not read.
     :param inherited: Connections that a forked process has inherited and has to close.
+    :param variables: Environment variables of the parent; a fork server has those of its own start.
     """
+    os.environ.clear()
+    os.environ.update(variables)
     depend_on_parent()
     if alarm is not None:
         os.set_blocking(alarm.fileno(), False)

@@ -460,14 +460,16 @@ def newest_version(name: str) -> str | None:
 
 def _register_from_installed_packages(name: str) -> None:
     """Import installed packages that depend on gymnasium until one of them registers the environment."""
-    for package, distributions in metadata.packages_distributions().items():
-        requirements = [each for distribution in distributions for each in metadata.requires(distribution) or ()]
-        if package in sys.modules or not any(_GYMNASIUM.match(requirement.lower()) for requirement in requirements):
+    for distribution in list(metadata.distributions()):  # packages may change `sys.path` when they are imported
+        if "gym" not in (distribution.read_text("METADATA") or "gym").lower():  # parsing all of them takes a second
             continue
-        with contextlib.suppress(Exception):
-            importlib.import_module(package)
-        if name in registry or newest_version(name) is not None:
-            return
+        if any(_GYMNASIUM.match(requirement.lower()) for requirement in distribution.requires or ()):
+            files = {file.parts[0].removesuffix(".py") for file in distribution.files or () if file.suffix == ".py"}
+            for package in {*((distribution.read_text("top_level.txt") or "").split() or files)} - set(sys.modules):
+                with contextlib.suppress(Exception):
+                    importlib.import_module(package)
+            if name in registry or newest_version(name) is not None:
+                return
 
 
 def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:

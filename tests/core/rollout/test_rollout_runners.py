@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from maze.core.rollout.parallel_rollout_runner import EpisodeStatsReport, Parall
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
 from maze.core.utils.seeding import MazeSeeding
+from maze.core.utils.worker_pool import quick_start_method
 from maze.core.utils.worker_process import exception_of, failure_of
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import Wrapper
 
 ENV = {"_target_": "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env", "name": "CartPole-v1"}
@@ -58,6 +61,27 @@ def files(root: Path) -> dict[str, bytes]:
 
 def named_stats(runner: Any) -> dict[str, Any]:
     return {f"{key.event.__qualname__} {key.output_name}": value for key, value in runner.stats.items()}
+
+
+def env_with_limit_of_a_variable() -> Any:
+    return TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=int(os.environ["MAZE_TEST_LIMIT"]))
+
+
+def test_beside_other_threads_a_fork_server_starts_the_workers_and_they_have_the_variables_of_now(monkeypatch):
+    """Forking is unsafe beside threads, and new interpreters would import everything again for each rollout."""
+    is_over = threading.Event()
+    other = threading.Thread(target=is_over.wait)
+    other.start()
+    try:
+        assert quick_start_method() is None
+        for limit in (3, 4):
+            monkeypatch.setenv("MAZE_TEST_LIMIT", str(limit))
+            runner = parallel(n_episodes=2)
+            runner.run_with(env_with_limit_of_a_variable, [], RANDOM)
+            assert named_stats(runner)["BaseEnvEvents.reward mean_step_count"] == limit
+    finally:
+        is_over.set()
+        other.join()
 
 
 class Faulty(Wrapper[Any]):

@@ -102,8 +102,9 @@ class InMemoryDataset(Dataset[Item], ABC):
                 sources = [trajectory for source in sources for trajectory in self._reader.trajectories(source)]
             make = partial(DataLoadWorker, *self._reading, registered_safe_types())
             pieces = enumerate(sources)
+            n_workers, modules = min(self.n_workers, len(sources)), [__name__]
             pool = ProcessPool(
-                min(self.n_workers, len(sources)), quick_start_method(), noun="data loading worker", item=_source
+                n_workers, quick_start_method(), modules=modules, noun="data loading worker", item=_source
             )
             with closing(pool):
                 pool.host("reader", lambda *_: make)
