@@ -49,6 +49,7 @@ ACTOR_CRITIC = ("critic=flatten_concat_shared", "algorithm.rollout_evaluator.n_e
 UPDATES, STEPS, ENVS = 20, 100, 16
 """Updates of an epoch, environment steps of a rollout, environments (PPO) or rollouts of a batch (IMPALA)."""
 RESTARTS = "actor_restarts"
+NODE = {"object_store_memory": 200 * 2**20}
 SECONDS_TO_END = 15.0
 """Time that actors have to end, once their run has: the nodes end them."""
 
@@ -61,6 +62,8 @@ class Killer:
     cpus_per_node: int
     every: float
     rng: random.Random
+    n_kills: int
+    """At most so many."""
     n_actors: int = 0
     """Actors that were killed by themselves."""
     n_nodes: int = 0
@@ -70,8 +73,13 @@ class Killer:
     def watch(self, command: subprocess.Popen[bytes]) -> int:
         """Kill until the command has ended; its status."""
         while True:
+            if self.n_actors + self.n_nodes == self.n_kills:
+                return command.wait()
+            has_begun = bool(actors())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return command.wait(self.every)
+                return command.wait(self.every if has_begun else 1.0)
+            if not has_begun:
+                continue
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(command.pid)
                 self.seen["MB"].append(process.memory_info().rss >> 20)
@@ -89,7 +97,7 @@ class Killer:
         self.n_nodes += 1
         with contextlib.suppress(subprocess.TimeoutExpired):
             command.wait(min(5.0, self.every / 2))
-        self.cluster.add_node(num_cpus=self.cpus_per_node, object_store_memory=200 * 2**20)
+        self.cluster.add_node(num_cpus=self.cpus_per_node, **NODE)
 
 
 def actors() -> list[psutil.Process]:
@@ -107,10 +115,10 @@ def cluster_of_two(cpus_per_node: int) -> Iterator[Any]:
     """A head without CPUs and two worker nodes."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 200 * 2**20})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE, "include_dashboard": False})
     try:
         for _ in range(2):
-            cluster.add_node(num_cpus=cpus_per_node, object_store_memory=200 * 2**20)
+            cluster.add_node(num_cpus=cpus_per_node, **NODE)
         yield cluster
     finally:
         cluster.shutdown()
@@ -187,7 +195,7 @@ def campaign(name: str, options: argparse.Namespace, root: Path) -> list[str]:
     problems: list[str] = []
     n_rounds, n_restarts, start, last = 0, 0, time.monotonic(), ""
     with cluster_of_two(cpus) as cluster:
-        killer = Killer(cluster, cpus, options.every, random.Random(options.seed))
+        killer = Killer(cluster, cpus, options.every, random.Random(options.seed), options.kills)
         while not problems and (n_rounds == 0 or time.monotonic() - start < 60 * options.minutes):
             n_rounds += 1
             run, n_epochs, killer.seen = root / f"{name}-{n_rounds}", n_rounds * options.epochs, defaultdict(list)
@@ -236,6 +244,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=names, help=f"what is run: {', '.join(names)}")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between kills")
     parser.add_argument("--actors", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=10**9, help="at most so many")
     parser.add_argument("--epochs", type=int, default=60, help="of a run; hundreds of episodes of rollouts")
     parser.add_argument("--minutes", type=float, default=0.0, help="for so long something is killed, at least")
     parser.add_argument("--reach", type=float, default=0.0, help="return that PPO and IMPALA have to reach")

@@ -4,7 +4,7 @@
     python benchmarks/ray_memory.py --updates 100 --actors 2 slow
 
 Environments have observations of 64 x 64 numbers, so that a fragment has 1.6 MB (100 steps, one environment). Memory is
-compared with that of the first ten updates, and at least four seconds (what the object store holds is known once a
+compared with that of the first ten updates, and of at least `--seconds` (what the object store holds is known once a
 second; at least what may be under way at a time counts): `times` is the largest value of the last half of the run
 divided by the largest of those. Learning itself is left out, because its memory does not depend on where environments
 are; a slow learner sleeps for four times as long as an update takes the actors.
@@ -27,8 +27,9 @@ from ray_scale import make_policy, placed, work_of
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.worker_pool import ClusterEvents
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.train.parallelization.on_ray.cluster import ray_session
 
-FIRST_UPDATES, FIRST_SECONDS = 10, 4.0
+FIRST_UPDATES = 10
 LIMIT = 1.2
 SLACK_MB = 2.0
 """The resolution of what the operating system says."""
@@ -62,16 +63,16 @@ def make_env() -> GymMazeEnv:
     return GymMazeEnv(PictureEnv())
 
 
-def watched(pool: Any, update: Any, n_updates: int, pause: float) -> dict[str, tuple[float, float]]:
+def watched(pool: Any, update: Any, options: argparse.Namespace, pause: float) -> dict[str, tuple[float, float]]:
     """Memory in MB, the largest in the beginning and the largest in the last half."""
     samples: dict[str, list[float]] = {"object store": [], "learner": []}
     process, start, n_first = psutil.Process(), time.monotonic(), 0
-    while len(samples["learner"]) < max(n_updates, 4 * n_first):
+    while len(samples["learner"]) < max(options.updates, 4 * n_first):
         update()
         time.sleep(pause)
         samples["object store"].append(work_of(pool, ClusterEvents.object_store_megabytes))
         samples["learner"].append(process.memory_info().rss / 2**20)
-        if time.monotonic() - start < FIRST_SECONDS or len(samples["learner"]) < FIRST_UPDATES:
+        if time.monotonic() - start < options.seconds or len(samples["learner"]) < FIRST_UPDATES:
             n_first += 1
     return {name: (max(values[:n_first]), max(values[len(values) // 2 :])) for name, values in samples.items()}
 
@@ -83,9 +84,7 @@ def synchronous(options: argparse.Namespace, placement: Any, pause: float) -> di
     policy = make_policy(make_env())
     generator = RolloutGenerator(env)
     columns = generator.allocate(options.fragment, policy)
-    return watched(
-        placement.actor_pool(options.actors), partial(generator.collect, policy, columns), options.updates, pause
-    )
+    return watched(placement.actor_pool(options.actors), partial(generator.collect, policy, columns), options, pause)
 
 
 def asynchronous(options: argparse.Namespace, placement: Any, pause: float) -> dict[str, tuple[float, float]]:
@@ -102,7 +101,7 @@ def asynchronous(options: argparse.Namespace, placement: Any, pause: float) -> d
         actors.broadcast_updated_policy(policy.state_dict())
 
     actors.start()
-    samples = watched(placement.actor_pool(options.actors), update, options.updates, pause)
+    samples = watched(placement.actor_pool(options.actors), update, options, pause)
     actors.stop()
     return samples
 
@@ -117,9 +116,16 @@ def main() -> int:
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--fragment", type=int, default=100, help="steps of a fragment")
     parser.add_argument("--updates", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of the beginning, at least")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    has_grown = False
+    with ray_session(None, options.actors):
+        return int(has_grown(options))
+
+
+def has_grown(options: argparse.Namespace) -> bool:
+    """Measure and print; whether something has grown."""
+    found = False
     for section in options.sections:
         run, pause = SECTIONS[section]
         with placed(options.actors) as placement:
@@ -129,9 +135,9 @@ def main() -> int:
             # one that is under way is seen or not; a second one waits where the learner does not wait for all
             first = max(seen, fragments * (1 if run is synchronous else 2)) if name == "object store" else seen
             factor = 1.0 if last - first < SLACK_MB else last / max(first, 1e-9)
-            has_grown |= factor > LIMIT
+            found |= factor > LIMIT
             print(f"{section}, {name}: {first:.1f} MB, then {last:.1f} MB, {factor:.2f} times", flush=True)
-    return int(has_grown)
+    return found
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def maze_run(cfg: DictConfig) -> float | None:
 def _completed(cfg: DictConfig, project: Path) -> list[str]:
     """Check a configuration, and complete it in place.
 
-    :return: Sections that differ from Hydra's composition: those of an earlier run, and overridden wrappers.
+    :return: Keys that differ from Hydra's composition: sections of an earlier run, overridden wrappers, absolute paths.
     """
     from maze.cli.checks import check, choose_critic, complete
     from maze.cli.stored_runs import complete_base, use_stored_run
@@ -113,7 +113,7 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     if HydraConfig.initialized():
         complete_base(cfg, project, HydraConfig.get().overrides.task)
     overridden = ["wrappers"] if apply_overrides(cfg) else []
-    complete(cfg, project)
+    overridden += complete(cfg, project)
     if "algorithm" in cfg:
         choose_critic(cfg)
     check(cfg)

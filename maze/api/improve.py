@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from maze.api.utils import check_names
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_summary import command_text, shown_path
 from maze.cli.stored_runs import TRUST
@@ -46,6 +47,8 @@ COST = "ms_per_decision"
 HEURISTIC, DCL, SELF_LABELLING, PPO = "heuristic", "dcl", "self_labelling", "ppo"
 # Located when a command creates runs: run contexts import this module.
 _RUN_CONTEXT = "maze.api.run_context.RunContext"
+# Arguments of the runner that `RunContext.improve` passes.
+_OF_CALL = ("policy", "budget", "context")
 DIRECTORY = "improvement"
 """Directory of an improvement, in that of the training run of a `RunContext`."""
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE, LARGE_PPO_SHARE = 0.05, 0.15, 0.1, 0.3
@@ -783,6 +786,8 @@ def improve(
         kept = {name: it for name, it in given["overrides"].items() if is_own or not name.startswith("algorithm")}
         return run_context(**{**given, **arguments, "algorithm": algorithm, "overrides": {**overrides, **kept}})
 
+    known = [each.name for each in fields(ImproveRunner) if each.init and each.name not in _OF_CALL]
+    check_names("improve", settings, known)
     policy = (
         {TARGET_KEY: f"{heuristic.__module__}.{heuristic.__qualname__}"} if isinstance(heuristic, type) else heuristic
     )

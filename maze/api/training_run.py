@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,14 +16,13 @@ from omegaconf import OmegaConf
 from maze.api.config_auditor import place
 from maze.api.config_loader import LoadedRun
 from maze.api.rollouts import Evaluation, inside_run
-from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, output
+from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, check_names, output
 from maze.cli import run_summary
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.env.space_values import check_entries, dict_specs
-from maze.core.errors import did_you_mean
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_utils import EnvFactory, config_to_yaml, shown_value, whole_number
@@ -289,7 +288,7 @@ class TrainingRun:
         :param other: A policy to evaluate instead.
         :param eval_kwargs: Arguments of `RolloutEvaluator`; `None`: as configured.
         """
-        _check_names("evaluate", eval_kwargs, inspect.signature(RolloutEvaluator).parameters)
+        check_names("evaluate", eval_kwargs, inspect.signature(RolloutEvaluator).parameters)
         if eval_kwargs.get("n_episodes") is not None:
             whole_number("n_episodes", eval_kwargs["n_episodes"], 1)
         found: Any = other
@@ -415,7 +414,7 @@ class TrainingRun:
     def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:
         signatures = map(inspect.signature, (self.runner.run, self.runner.trainer.train))
         known = ["n_steps", *dict.fromkeys(name for signature in signatures for name in signature.parameters)]
-        _check_names("train", train_kwargs, known)
+        check_names("train", train_kwargs, known)
 
     def _require_weights(self, what: str) -> None:
         if self.result.status != "not trained":
@@ -471,14 +470,6 @@ class TrainingRun:
             "deterministic": values.get("deterministic", True),
             "model_selection": None,
         }
-
-
-def _check_names(call: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise an error if a call has an unknown argument."""
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise InvalidSpecificationError(f"{call}: {name}: unknown argument.{hint} Known: {', '.join(known)}.")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from enum import Enum
 from typing import Any
@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from maze.console.streams import lasting_console
-from maze.core.errors import ConfigError, MazeError
+from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.train.utils.train_utils import global_generators_state, set_global_generators_state
 
 
@@ -31,6 +31,14 @@ class RunContextError(MazeError):
 
 class InvalidSpecificationError(RunContextError, ConfigError):
     """Arguments of a :class:`~maze.api.run_context.RunContext` are of the wrong type or contradict each other."""
+
+
+def check_names(call: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise an error if a call has an unknown argument."""
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise InvalidSpecificationError(f"{call}: {name}: unknown argument.{hint} Known: {', '.join(known)}.")
 
 
 CONFIG_MODULE = "maze.conf"

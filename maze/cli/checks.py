@@ -17,23 +17,26 @@ from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.files import local_copy
 
 _WAY_OUT = "Train first: maze-run -cn conf_train; maze-run --runs lists the runs below outputs."
-_FILES_OF_POLICY = ("bundle", "path", "normalization")
+_FILES = (
+    *(f"policy.{key}" for key in ("bundle", "path", "normalization")),
+    "env.instances",
+    "algorithm.rollout_evaluator.instances",
+)
 
 
-def complete(cfg: DictConfig, project: Path) -> None:
+def complete(cfg: DictConfig, project: Path) -> list[str]:
     """Complete, in place, values without a default: absolute paths, seeds, the model's critic, the algorithm's
     distributions, and verbosity.
 
     :param project: Directory that relative paths refer to.
+    :return: Keys of policy, environment and evaluator whose files now have absolute paths.
     """
     with open_dict(cfg):
         if "verbose" not in cfg:  # root configurations of users
             cfg.verbose = SHORT
         if cfg.get("input_dir"):
             cfg.input_dir = str(project / local_copy(str(cfg.input_dir), "input_dir"))
-        _name_files(cfg.get("policy"), _FILES_OF_POLICY, project)
-        for section in (cfg.get("env"), OmegaConf.select(cfg, "algorithm.rollout_evaluator")):
-            _name_files(section, ("instances",), project)
+        named = [key for key in _FILES if _name_file(cfg, key, project)]
         model = cfg.get("model")
         if isinstance(model, DictConfig):
             is_ours = "_target_" in model  # RLlib's own models have no such critic
@@ -43,14 +46,18 @@ def complete(cfg: DictConfig, project: Path) -> None:
             if is_ours:
                 _use_distributions_of_algorithm(cfg)
         _draw_seeds(cfg)
+    return named
 
 
-def _name_files(section: Any, keys: Sequence[str], project: Path) -> None:
-    """Make paths of files in a section absolute, if they are in the project's directory."""
-    for key in keys if isinstance(section, DictConfig) else ():
-        name = section.get(key)
-        if isinstance(name, str) and (project / name).exists():
-            section[key] = str((project / name).absolute())
+def _name_file(cfg: DictConfig, key: str, project: Path) -> bool:
+    """Make the path of a file absolute, if it is in the project's directory; return whether it was relative."""
+    section = OmegaConf.select(cfg, key.rpartition(".")[0])
+    name = OmegaConf.select(cfg, key) if isinstance(section, DictConfig) else None
+    path = project / name if isinstance(name, str) else None
+    if path is None or not path.exists():
+        return False
+    OmegaConf.update(cfg, key, str(path.absolute()))
+    return str(path.absolute()) != name
 
 
 def _use_distributions_of_algorithm(cfg: DictConfig) -> None:

@@ -96,7 +96,7 @@ def write_run_info(
 
     :param project: Working directory of the command; its git state is recorded.
     :param arguments: Arguments of the command; those of this process by default.
-    :param taken_over: Sections from an earlier run, which differ from Hydra's composition.
+    :param taken_over: Keys of sections and values that differ from Hydra's composition.
     """
     command = command_line(sys.argv[1:] if arguments is None else arguments)
     versions = {"versions": installed_versions(), "git": git_state(project)}
@@ -112,7 +112,8 @@ def write_run_info(
 def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
     """Correct Hydra's files, from which policy and environment are built again.
 
-    They receive the sections of an earlier run, the distributions of the algorithm, and the overrides as written.
+    They receive the sections of an earlier run, absolute paths, the distributions of the algorithm, and the overrides
+    as written.
     """
     overrides = file.with_name("overrides.yaml")
     if overrides.is_file() and "$" in (text := overrides.read_text(encoding="utf-8")):
@@ -121,8 +122,8 @@ def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
     if not isinstance(stored, DictConfig):
         return
     is_right = not taken_over
-    for section in taken_over:
-        stored[section] = cfg[section]
+    for key in taken_over:
+        OmegaConf.update(stored, key, OmegaConf.select(cfg, key), merge=False)
     if stored.get("model") and isinstance(cfg.get("model"), DictConfig):
         wanted = cfg.model.get("distribution_mapper_config")
         is_right &= stored.model.get("distribution_mapper_config") == wanted

@@ -73,13 +73,13 @@ class Row(NamedTuple):
 
 
 class RunConsole(LogStatsWriter):
-    """Keep the latest statistics of a run and shows six to ten of them for each epoch.
+    """Keep the latest statistics of a run and show six to ten of them for each epoch.
 
     An epoch is shown once its evaluation is complete: evaluation figures are those of the policy after the epoch.
 
     :param verbose: 0: show nothing; 1: show them.
-    :param rows: The rows in their order: `return`, `episode length`, `learning_rate`, the name of a KPI or of another
-        event, or a column of `progress.csv`; empty: chosen from the existing statistics.
+    :param rows: The rows in their order (or one): `return`, `episode length`, `learning_rate`, the name of a KPI or of
+        another event, or a column of `progress.csv`; empty: chosen from the existing statistics.
     :param interval: Seconds between two tables.
     :param clock: Seconds, from any origin.
     """
@@ -87,13 +87,13 @@ class RunConsole(LogStatsWriter):
     def __init__(
         self,
         verbose: int = SHORT,
-        rows: Sequence[str] = (),
+        rows: str | Sequence[str] = (),
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.verbose = verbose
         self.interval = interval
-        self._wanted = [str(row) for row in rows]
+        self._wanted = [str(row) for row in ([rows] if isinstance(rows, str) else rows)]
         self._clock = clock
         self._paths: dict[str, tuple[int, dict[str, float]]] = {}
         self._next = -math.inf

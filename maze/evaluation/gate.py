@@ -14,7 +14,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
 from maze.core.utils.files import aligned
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
-from maze.evaluation.runners import ComparisonRunner, kpi_names
+from maze.evaluation.runners import ComparisonRunner, names_of
 from maze.report import estimates
 from maze.report.page import Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
@@ -75,7 +75,7 @@ def read_thresholds(
             f"thresholds: expected a YAML file or a mapping such as {{waste: {{goal: less}}}}, found {config!r}."
         )
     default = _number("runner.margin", margin)
-    minimize, maximize = kpi_names(minimize), kpi_names(maximize)
+    minimize, maximize = names_of(minimize), names_of(maximize)
     if both := sorted({*minimize} & {*maximize}):
         raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}.")
     goals = {RETURN: MORE, **dict.fromkeys(maximize, MORE), **dict.fromkeys(minimize, LESS)}

@@ -140,7 +140,7 @@ class ComparisonRunner(EvaluationRunner):
         super().__post_init__()
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
         require_policies(self.policies)
-        self.minimize, self.maximize = kpi_names(self.minimize), kpi_names(self.maximize)
+        self.minimize, self.maximize = names_of(self.minimize), names_of(self.maximize)
         risk: Any = [] if self.risk is None else self.risk
         given = [*risk] if isinstance(risk, Sequence) else [risk]
         self._levels = [float(level) for level in given if isinstance(level, float) and 0.0 < level < 1.0]
@@ -157,6 +157,8 @@ class ComparisonRunner(EvaluationRunner):
     def run(self, **kwargs: Any) -> None:
         policies: Any = self.policies
         runs = {str(name): runs_of(entry) for name, entry in policies.items()}
+        for entry in [each for entries in runs.values() for each in entries][1:]:
+            self.built(entry)[0].close()  # a wrong argument ends the command before the first policy plays
         with Progress(sum(map(len, runs.values())) * self.n_episodes, "Comparison") as progress:
             played = [self._played(name, entries, progress) for name, entries in runs.items()]
         self.comparison = self._compared(played)
@@ -418,13 +420,13 @@ class ReplayRunner(EvaluationRunner):
 
     def _agent_seed(self, episode: StateTrajectoryRecord) -> int:
         """Return the seed that the agent had in the episode if it is known, otherwise that of a first episode."""
-        seeds = self.maze_seeding.episode_seeds(max(1, self.n_recorded))
+        seeds = self.episode_seeds(self.n_recorded)
         own = None if episode.action_record is None else episode.action_record.seed
         return dict(seeds).get(own, seeds[0][1]) if own is not None else seeds[0][1]
 
 
-def kpi_names(given: str | Sequence[str] | None) -> list[str]:
-    """Return names of KPIs, given as one name or several; `None`: none."""
+def names_of(given: str | Sequence[str] | None) -> list[str]:
+    """Return names, given as one name or several; `None`: none."""
     return [given] if isinstance(given, str) else [*map(str, given or ())]
 
 

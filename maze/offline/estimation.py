@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -19,7 +20,7 @@ from maze.core.trajectory_recording.records.trajectory_record import SpacesTraje
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned, csv_text
 from maze.evaluation.comparison import intervals_figure
-from maze.evaluation.runners import ANY_POLICY, EvaluationRunner, require_policies, runs_of, write_files
+from maze.evaluation.runners import ANY_POLICY, EvaluationRunner, names_of, require_policies, runs_of, write_files
 from maze.offline.action_probabilities import cloned_propensities
 from maze.offline.estimate import (
     BEHAVIOUR,
@@ -57,7 +58,8 @@ class EstimationRunner(EvaluationRunner):
 
     Writes `estimates.csv` and `report.html`, and prints the table.
 
-    :param policies: As for :class:`~maze.evaluation.runners.ComparisonRunner`; none: only the log is described.
+    :param policies: As for :class:`~maze.evaluation.runners.ComparisonRunner`; each of several runs of one name has
+        estimates of its own. None: only the log is described.
     :param data: Logged episodes: a trajectory file, a directory of them, a table (`*.parquet`), a decision log of a
         server, or a Minari data set (`minari:<id>`).
     :param behaviour: Name of the entry of `policies` that acted in the log, which gives the probabilities of the logged
@@ -85,7 +87,11 @@ class EstimationRunner(EvaluationRunner):
         policies: Any = self.policies or {}
         if policies:
             require_policies(policies)
-        self._entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
+        self._entries: dict[str, Mapping[str, Any]] = {}
+        for name, entry in policies.items():
+            runs = runs_of(entry)
+            for number, run in enumerate(runs, 1):
+                self._entries[str(name) if len(runs) == 1 else f"{name} ({number})"] = run
         if self.behaviour not in (None, CLONED, *self._entries):
             known = f"the name of one of the policies ({', '.join(self._entries)})"
             raise ConfigError(f"runner.behaviour: expected `{CLONED}` or {known}, found {self.behaviour!r}.")
@@ -95,7 +101,7 @@ class EstimationRunner(EvaluationRunner):
         use_one_thread()  # small matrices: more threads only compete
         config = EstimationConfig(
             gamma=self.gamma,
-            estimators=tuple(self.estimators or ESTIMATORS),
+            estimators=tuple(names_of(self.estimators) or ESTIMATORS),
             n_bootstrap=self.n_bootstrap,
             min_effective_episodes=self.min_effective_episodes,
             max_unsupported=self.max_unsupported,
@@ -104,21 +110,21 @@ class EstimationRunner(EvaluationRunner):
         )
         logs = {name: self._logged(entry) for name, entry in (self._entries or {"": {"policy": ANY_POLICY}}).items()}
         if self.behaviour == CLONED:
-            for log, _, env in logs.values():
-                log.propensities = cloned_propensities(log, env.action_spaces_dict, config.seed)
+            for log, _, action_spaces in logs.values():
+                log.propensities = cloned_propensities(log, action_spaces, config.seed)
         elif self.behaviour is not None:
-            data, policy, env = logs[self.behaviour]
-            propensities = np.exp(log_probabilities(data, policy, env.action_spaces_dict))
+            data, policy, action_spaces = logs[self.behaviour]
+            propensities = np.exp(log_probabilities(data, policy, action_spaces))
             if impossible := int((propensities == 0).sum()):
                 refuted = f"{self.behaviour} would never have taken {impossible} of the {len(data)} logged actions"
                 raise ConfigError(f"runner.behaviour: {refuted}. Name the policy that acted, with its exploration.")
             for log, _, _ in logs.values():
                 log.propensities = propensities
         found: list[PolicyEstimate] = []
-        for name, (data, policy, env) in logs.items():
+        for name, (data, policy, action_spaces) in logs.items():
             if not name:
                 continue
-            behaviour, *others = estimate({name: policy}, data, env.action_spaces_dict, config)
+            behaviour, *others = estimate({name: policy}, data, action_spaces, config)
             found += others if found else [behaviour, *others]
         data = next(iter(logs.values()))[0]
         self.estimates = found
@@ -131,16 +137,17 @@ class EstimationRunner(EvaluationRunner):
         write_files({PAGE_FILE: estimation_page(found, data, facts).text(), ESTIMATES_FILE: _as_csv(found)})
 
     def _logged(self, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
-        """Return the log as the policy of an entry observes it, the policy and its environment."""
+        """Return the log as the policy of an entry observes it, the policy and the action spaces."""
         env, policy = self.built(entry)
-        dataset = InMemoryDataset(
-            input_data=self.data,
-            conversion_env_factory=lambda: env,
-            trajectory_processor=CompleteTrajectoryProcessor(),
-        )
-        data = LoggedSteps.of_dataset(dataset)
-        data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
-        return data, policy, env
+        with closing(env):
+            dataset = InMemoryDataset(
+                input_data=self.data,
+                conversion_env_factory=lambda: env,
+                trajectory_processor=CompleteTrajectoryProcessor(),
+            )
+            data = LoggedSteps.of_dataset(dataset)
+            data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
+            return data, policy, env.action_spaces_dict
 
 
 _JUDGES = ("dr", "wdr", "magic", "fqe", "wpdis", "wis", "pdis", "is")  # estimators of the gate, the preferred one first
@@ -158,6 +165,13 @@ class EvidenceGateRunner(EstimationRunner):
     """
 
     margin: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if missing := {"baseline", "candidate"} - {*self._entries}:
+            raise ConfigError(
+                f"{min(missing)}: a gate on logged episodes judges one run, found several; name one of them."
+            )
 
     @override(EstimationRunner)
     def run(self, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from maze.core.log_stats.log_stats_writer_tensorboard import (
     flat_hyperparameters,
 )
 from maze.core.log_stats.stats_format import Figures
-from maze.core.utils.config_utils import config_to_yaml
+from maze.core.utils.config_utils import described_config, duration
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.tracking.tracker import TrackedRun, Tracker
 
@@ -83,6 +83,8 @@ def setup_logging(
         configuration, by default 2.
     :raises ConfigError: `verbose` has another value.
     """
+    from omegaconf import OmegaConf
+
     context = StatsContext.active()
     kinds = (LogStatsWriterConsole, RunConsole, HyperparametersWriter, LogStatsWriterTensorboard, Tracker)
     for earlier in [writer for writer in context.writers if isinstance(writer, kinds)]:
@@ -91,9 +93,10 @@ def setup_logging(
             context.guarded(earlier, earlier.close)
             context.step = 1
     settings: Mapping[str, Any] = {} if job_config is None or isinstance(job_config, str) else job_config
-    text = job_config if job_config is None or isinstance(job_config, str) else config_to_yaml(job_config)
+    config = OmegaConf.create(job_config) if isinstance(job_config, str) else described_config(job_config or {})
+    text = job_config if job_config is None or isinstance(job_config, str) else OmegaConf.to_yaml(config)
     register_log_stats_writer(_console(settings, verbose))
-    figures, hyperparameters = Figures(), _hyperparameters(text)
+    figures, hyperparameters = Figures(), _hyperparameters(config)
     for writer in _trackers(settings.get("tracking"), log_dir, tensorboard_render_figure):
         if isinstance(writer, LogStatsWriterTensorboard):
             writer.figures = figures
@@ -151,20 +154,18 @@ def _console(settings: Mapping[str, Any], verbose: int | None) -> LogStatsWriter
     if verbose == EVERYTHING:
         return LogStatsWriterConsole()
     console = settings.get("console") or {}
-    return RunConsole(verbose, console.get("rows") or (), float(console.get("interval", INTERVAL)))
+    interval = console.get("interval", INTERVAL)
+    return RunConsole(verbose, console.get("rows") or (), duration("console.interval", interval) if interval else 0.0)
 
 
-def _hyperparameters(text: str | None) -> dict[str, bool | float | str]:
+def _hyperparameters(described: Any) -> dict[str, bool | float | str]:
     """Return the hyperparameters of a training run; empty for other jobs.
 
-    :param text: The configuration as YAML; objects among the values are plain data.
+    :param described: The configuration; objects among the values are plain data.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if not text:
-        return {}
-    described = OmegaConf.create(text)
     try:
         config = OmegaConf.to_container(described, resolve=True)
     except OmegaConfBaseException:  # refers to values that only the command line has

@@ -267,6 +267,7 @@ def test_a_heuristic_that_fails_ends_the_improvement() -> None:
         ({"budget_s": 1e-4}, "20 episodes of the heuristic take more than"),
         ({"heuristic": None}, "policy: name the heuristic"),
         ({"minimize": "wast"}, "The episodes have no measure wast"),
+        ({"n_episode": 200}, "improve: n_episode: unknown argument. Did you mean `n_episodes`?"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -199,6 +199,12 @@ def test_an_interrupted_grid_resumes(command: list[str], capfd: pytest.CaptureFi
     assert [row["objective"] for row in rows()] == ["4.0", "3.0", "2.0", "1.0"]
     assert main(arguments) == 0, "a finished sweep only shows its results again"
     assert len(runs_so_far()) == 6
+    inject(x5="raise")
+    for n_runs in (8, 9):  # a failed trial with a further value is repeated, too
+        assert main([*command, "runner.x=4,5,6"]) == 0
+        assert len(runs_so_far()) == n_runs
+        inject()
+    assert [row["runner.x"] for row in rows()] == ["6", "5", "4", "3", "2", "1"]
 
 
 def test_a_killed_sweep_loses_only_the_current_run(command: list[str], tmp_path: Path) -> None:

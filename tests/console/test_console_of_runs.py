@@ -52,6 +52,15 @@ def logged(directory: Path) -> dict[tuple[str, int], float]:
     }
 
 
+def test_one_row_needs_no_list_and_a_wrong_interval_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAINING, "algorithm.n_epochs=1", "console.rows=return", "console.interval=often"]) == 1
+    assert "console.interval: expected seconds, or a time such as 50ms" in capfd.readouterr().err
+    assert main([*TRAINING, "algorithm.n_epochs=1", "console.rows=return", "console.interval=1min"]) == 0
+    said = capfd.readouterr().out
+    shown = re.findall(r"^  (\w[\w/ ]*?)  ", said.partition("Trained 1 epoch")[0], re.MULTILINE)
+    assert {*shown} == {"return", "environment steps/s", "time"}
+
+
 @pytest.mark.parametrize("interval", [0, 1000])
 def test_an_epoch_is_shown_with_the_evaluation_of_its_final_policy(
     interval: int, capfd: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,11 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     capfd.readouterr()
     assert main([*gate, f"candidate={{_target_: {CARTPOLE}}}"]) == 1
     assert "no estimator can judge both policies" in capfd.readouterr().err
+    several = f"[{OLD}, {{base: dummy_cartpole, epsilon: 0.4}}]"
+    assert main([*command, f"policies={{old: {OLD}, new: {several}}}", "behaviour=old", "runner.estimators=pdis"]) == 0
+    assert re.findall(r"^ *(new \S+) +pdis", capfd.readouterr().out, re.MULTILINE) == ["new (1)", "new (2)"]
+    assert main([*gate, f"candidate={several}"]) in (1, 2)
+    assert "candidate: a gate on logged episodes judges one run, found several" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=older"]) == 1
     assert "the name of one of the policies (old, random, cautious), found 'older'" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=cautious"]) == 1

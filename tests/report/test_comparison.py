@@ -238,6 +238,15 @@ def test_a_measure_that_is_missing_ends_the_command_after_the_first_episode(
     assert len(seeds) <= 2
 
 
+def test_a_wrong_argument_of_a_later_policy_ends_the_command_before_the_first_one_plays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(RandomPolicy, "compute_action", None)
+    wrong = "{mine: {_target_: maze.core.agent.dummy_cartpole_policy.DummyCartPolePolicy, speed: 2}}"
+    assert compare("env.name=CartPole-v1", f"policies=[random,{wrong}]") == 1
+    assert "unknown argument `speed`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("given", "names"), [("waste", ["waste"]), (["waste", "late"], ["waste", "late"]), (None, [])])
 def test_one_kpi_needs_no_list(given: Any, names: list[str]) -> None:
     assert ComparisonRunner({"random": {}}, minimize=given).minimize == names

@@ -361,6 +361,22 @@ def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.C
     assert other.name == episode.name
 
 
+def test_episodes_of_an_instance_set_continue_with_the_policy_of_the_rollout() -> None:
+    """The file is named relative to the directory of the rollout's command; each episode has its own agent seed."""
+    rng = np.random.default_rng(1)
+    machines = rng.random((3, 4, 3)).argsort(axis=-1)
+    np.savez("shops.npz", durations=rng.integers(1, 100, (3, 4, 3)), machines=machines)
+    roll_out("env=job_shop", "env.instances=shops.npz", "policy=random_policy", "runner.n_episodes=3")
+    for number, file in enumerate(sorted(Path("rollout/trajectory_data").glob("*.pkl"))):
+        loaded: Any = load_trajectory(file)
+        ((head, choice),) = loaded.action_record.actions[0][1].items()
+        change = ("what_if.step=0", f"what_if.action={{{head}: {choice}}}")  # the recorded action: nothing changes
+        assert main(["-cn", "conf_replay", f"trajectory_data={file}", *change, f"hydra.run.dir={number}"]) == 0
+        (other,) = Path(f"{number}/trajectory_data").glob("*.pkl")
+        again: Any = load_trajectory(other)
+        assert str(again.action_record.actions) == str(loaded.action_record.actions)
+
+
 def test_a_reward_is_replayed_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     roll_out("env=cutting_2d", "policy=cutting_2d_greedy_policy", "runner.n_episodes=3", "runner.max_episode_steps=6")
     reward = "{_target_: maze_envs.logistics.cutting_2d.reward.raw_piece_usage.RawPieceUsageRewardAggregator,"

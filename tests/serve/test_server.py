@@ -87,7 +87,7 @@ def test_sampled_decisions_are_those_of_a_session_with_the_same_seed(client: Pol
 
 
 def test_concurrent_requests_form_one_batch_and_each_gets_its_own_response(url: str) -> None:
-    observations = cartpole_observations(16 * 20)
+    observations = cartpole_observations(16 * 8)
     expected = [PolicyBundle(cartpole()).session().act(each) for each in observations]
 
     def ask(part: int) -> list[Any]:
@@ -376,6 +376,14 @@ def test_shares_are_changed_while_requests_come() -> None:
 # -- tokens and limits ---------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[httpx.Client]:
+    """A server that wants tokens."""
+    tokens = Tokens(["user", "second"], ["boss"])
+    with served({"p": always(0)}, tokens=tokens) as (address, _), httpx.Client(base_url=address) as connection:
+        yield connection
+
+
 @pytest.mark.parametrize(
     ("header", "may_act", "may_change"),
     [
@@ -389,21 +397,21 @@ def test_shares_are_changed_while_requests_come() -> None:
         ("Bearer boss", 200, 200),
     ],
 )
-def test_requests_require_the_configured_token(header: str | None, may_act: int, may_change: int) -> None:
-    tokens = Tokens(["user", "second"], ["boss"])
-    with served({"p": always(0)}, tokens=tokens) as (url, _):
-        headers = {} if header is None else {"authorization": header}
-        response = httpx.post(f"{url}/act", json={"observation": OBSERVATION}, headers=headers)
-        assert response.status_code == may_act
-        for path in ("policies", "metrics", "openapi.json"):
-            assert httpx.get(f"{url}/{path}", headers=headers).status_code == may_act
-        changed = httpx.patch(f"{url}/policies/p", json={"weight": 1}, headers=headers)
-        assert changed.status_code == may_change
-        if may_act == 401:
-            assert response.headers["www-authenticate"] == "Bearer"
-            assert "token" in response.json()["error"]["message"]
-        for path in ("health", "ready", ""):
-            assert httpx.get(f"{url}/{path}", headers=headers).status_code == 200
+def test_requests_require_the_configured_token(
+    header: str | None, may_act: int, may_change: int, guarded: httpx.Client
+) -> None:
+    headers = {} if header is None else {"authorization": header}
+    response = guarded.post("/act", json={"observation": OBSERVATION}, headers=headers)
+    assert response.status_code == may_act
+    for path in ("policies", "metrics", "openapi.json"):
+        assert guarded.get(f"/{path}", headers=headers).status_code == may_act
+    changed = guarded.patch("/policies/p", json={"weight": 1}, headers=headers)
+    assert changed.status_code == may_change
+    if may_act == 401:
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert "token" in response.json()["error"]["message"]
+    for path in ("health", "ready", ""):
+        assert guarded.get(f"/{path}", headers=headers).status_code == 200
 
 
 def test_nothing_is_changed_where_there_is_no_administrator(url: str) -> None:

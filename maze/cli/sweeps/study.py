@@ -20,7 +20,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from maze.cli.hydra_setup import UsageError, suggestion
 from maze.cli.sweeps.results import STUDY_FILE, SweepRun, SweepTrial, TrialResult, reported_value
@@ -371,10 +371,10 @@ class SweepStudy:
                 params = next(self._combinations, None)
                 if params is None:
                     return None
-                self._study.enqueue_trial(params)
-            elif number >= self.plan.n_trials:
+                return self._add(SweepTrial(number, params), self._begun(params, self.plan.distributions))
+            if number >= self.plan.n_trials:
                 return None
-            elif not isinstance(self._sampler, Nevergrad):
+            if not isinstance(self._sampler, Nevergrad):
                 self._sampler = self._study.sampler = self.plan.sampler(number)
             proposed = self._study.ask(self.plan.distributions)
             texts = {key: text_of(each, proposed.params[key]) for key, each in self.plan.distributions.items()}
@@ -384,8 +384,13 @@ class SweepStudy:
         """Prepare a finished trial of a grid for further runs."""
         stored = self._study.get_trials(deepcopy=False)
         previous = next(s for s in reversed(stored) if s.user_attrs.get("trial") == trial.number)
-        self._study.enqueue_trial(previous.params)
-        self._add(trial, self._study.ask(previous.distributions))
+        self._add(trial, self._begun(previous.params, previous.distributions))
+
+    def _begun(self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]) -> optuna.Trial:
+        """Begin a trial of a grid; `ask` refuses values that are not among the choices of earlier trials."""
+        begun = create_trial(state=TrialState.RUNNING, params=dict(params), distributions=dict(distributions))
+        study_id = self._storage.get_study_id_from_name(STUDY_NAME)
+        return optuna.Trial(self._study, self._storage.create_new_trial(study_id, begun))
 
     def save(self, trial: SweepTrial) -> None:
         """Store the runs of an unfinished trial."""

@@ -344,12 +344,12 @@ def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in env.items() if key in needed or key not in defaults or value != defaults[key]}
 
 
+@functools.cache  # read several times for each environment that is made
 def gym_env_defaults() -> Mapping[str, Any]:
     """Return the default configuration of `env`, a gymnasium environment."""
     from importlib.resources import files
 
-    defaults: Mapping[str, Any] = read_config(Path(str(files("maze.conf"))) / "env" / "gym_env.yaml")
-    return defaults
+    return read_config(Path(str(files("maze.conf"))) / "env" / "gym_env.yaml")
 
 
 def _required_arguments(target: Any) -> list[str]:
@@ -505,8 +505,14 @@ def config_to_yaml(config: Any, sort_keys: bool = False) -> str:
     """
     from omegaconf import OmegaConf
 
-    plain = OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
-    return OmegaConf.to_yaml(OmegaConf.create(describe(plain)), sort_keys=sort_keys)
+    return OmegaConf.to_yaml(described_config(config), sort_keys=sort_keys)
+
+
+def described_config(config: Any) -> Any:
+    """Return a configuration without resolving interpolations; objects are described by class and arguments."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(describe(OmegaConf.to_container(config) if OmegaConf.is_config(config) else config))
 
 
 def describe(value: Any) -> Any:

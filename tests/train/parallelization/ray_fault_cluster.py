@@ -30,8 +30,17 @@ TRAIN = [
 ]
 
 
+IMPATIENT = """
+import sys
+from maze.maze_cli import main
+from maze.train.parallelization.on_ray import cluster
+
+cluster._HEAD_SECONDS = 0.5
+sys.exit(main())
+"""
+"""A command that checks the head more often."""
 HEAD = {
-    "num_cpus": 0,
+    "num_cpus": 2,
     "object_store_memory": 100 * 2**20,
     "include_dashboard": False,
     "include_log_monitor": False,
@@ -42,17 +51,16 @@ HEAD = {
 def main() -> None:
     """Starts the cluster, runs the training and ends both."""
     fault, directory = sys.argv[1], Path(sys.argv[2])
-    without_token = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    # connecting is tried in vain for as many seconds
+    without_token = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_NUM_REDIS_GET_RETRIES": "2"}
     os.environ["RAY_AUTH_MODE"] = "token" if fault == "token" else "disabled"
     os.environ["RAY_AUTH_TOKEN"] = "a-token-of-tests-that-is-long-enough"
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     try:
-        if fault == "head":
-            cluster.add_node(num_cpus=2, object_store_memory=100 * 2**20)
         log = directory / "log"
-        command = [sys.executable, "-m", "maze.maze_cli", *TRAIN, f"runner.address={cluster.address}"]
+        command = [sys.executable, "-c", IMPATIENT, *TRAIN, f"runner.address={cluster.address}"]
         with open(log, "wb") as file:
             process = subprocess.Popen(
                 [*command, f"hydra.run.dir={directory / 'run'}"], stdout=file, stderr=file, env=without_token

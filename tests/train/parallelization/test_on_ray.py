@@ -192,15 +192,14 @@ class TestSameResults:
         assert here == there
         assert killed.is_set()
 
-    def test_rollouts_take_their_policy_from_a_bucket(self, cluster: Any, tmp_path: Path) -> None:
+    def test_rollouts_take_their_policy_from_a_bucket(self, cluster: Any, trained_run: Path, tmp_path: Path) -> None:
         pytest.importorskip("pyarrow.fs")
-        trained(tmp_path / "trained", "algorithm=a2c", "algorithm.n_epochs=1")
         few = ["runner.n_episodes=8", "runner.record_actions=true", "runner.max_episode_steps=20", *SEEDS]
         common = ["env.name=CartPole-v1", "policy=torch_policy", *few]
         with S3Server() as server:
             server.buckets["runs"] = {
-                f"trained/{path.relative_to(tmp_path / 'trained')}": StoredObject(path.read_bytes())
-                for path in (tmp_path / "trained").rglob("*")
+                f"trained/{path.relative_to(trained_run)}": StoredObject(path.read_bytes())
+                for path in trained_run.rglob("*")
                 if path.is_file()
             }
             url = f"s3://runs/trained?{server.options}"
@@ -249,7 +248,7 @@ class TestFirstFragments:
             columns = generator.allocate(5, policy)
             assert columns.n_envs == 2
             seen: dict[int, list[int]] = {number: [] for number in (0, 1, 3)}
-            for _ in range(60):
+            for _ in range(40):
                 generator.collect(policy, columns)
                 numbers, times = columns.substeps[0].observations["count"][:5].astype(int).transpose(2, 1, 0)
                 for number, of_env in zip(numbers[:, 0].tolist(), times.tolist(), strict=True):
@@ -326,7 +325,8 @@ class TestFailures:
         with pytest.raises(WorkerError, match=r"Actor 0 failed.*environment 0.*0\.5 s"):
             env.roll_out(make_policy(counting_env), columns, begins=True)
 
-    def test_actors_without_resources_are_counted(self, cluster: Any) -> None:
+    def test_actors_without_resources_are_counted(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("maze.train.parallelization.on_ray.cluster._WAIT_LOG_SECONDS", 1.0)
         pool = ActorPool(OnRay(start_timeout=1.0, cpus_per_actor=5))
         expected = r"2 of 2 actors have not started yet; each needs 5 CPUs, and the Ray cluster has 4 CPUs"
         with closing(pool), pytest.raises(ConfigError, match=expected):
@@ -464,10 +464,12 @@ class TestMachinesThatJoin:
         assert work_of(pool, ClusterEvents.actors_there) == 2
 
     def test_impala_uses_rollouts_of_actors_added_later(
-        self, cluster: Any, machine: Any, placement: Callable[..., OnRay], monkeypatch: pytest.MonkeyPatch
+        self, cluster: Any, placement: Callable[..., OnRay], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("maze.train.parallelization.on_ray.cluster._WAIT_LOG_SECONDS", 0.2)
-        there, policy = placement(0, cpus_per_actor=2, max_actors=3), make_policy(random_walk_env)
+        others = ActorPool(OnRay(cpus_per_actor=2))  # when they end, there is room, as if a machine had joined
+        others.grow(1)
+        there, policy = placement(0, max_actors=3), make_policy(random_walk_env)
         actors: Any = there.actors(
             env_factory=random_walk_env,
             policy=policy,
@@ -487,7 +489,7 @@ class TestMachinesThatJoin:
             batch = actors.collect_batch()
             assert batch.columns.rewards.shape == (5, 2)
             if pool.n_actors == 2 and len(taken) == 4:
-                machine()
+                others.close()
             actors.broadcast_updated_policy(policy.state_dict())
         assert {0, 1, 2} == set(taken)
         actors.stop()
