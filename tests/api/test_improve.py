@@ -188,7 +188,7 @@ def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with RunContext(CountDownEnv, algorithm="ppo", overrides=SEEDS) as context:
-        found = context.improve(Zero, budget_s=20)
+        found = context.improve(Zero, budget_s=12)
     assert found.rungs[0].played.measures[RETURN].mean() == 0.0
     assert found.rungs[1].name == "rollout of heuristic"
     assert found.rungs[1].played.measures[RETURN].mean() > 3.0
