@@ -43,6 +43,7 @@ _GROUPS = {
     "tracking": "Experiment trackers.",
     "experiment": "Sets of settings, selected with `+experiment=...`.",
     "algorithm_runner": "Settings of a pair of algorithm and runner, selected automatically.",
+    "algorithm_model": "Settings of a pair of algorithm and model, selected automatically.",
     "env_model": "Settings of a pair of environment and model, selected automatically.",
     "training_runner": "Training settings of a runner, selected automatically.",
     "rollout_runner": "Rollout settings of a runner, selected automatically.",

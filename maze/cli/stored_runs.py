@@ -30,7 +30,7 @@ _ROOTS = ("conf_rollout", "conf_train")
 _NAMING = {
     "env": re.compile(r"env([.=@]|$)"),
     "wrappers": re.compile("wrappers([=@]|$)"),  # single wrappers are added to those of the run
-    "model": re.compile(r"(model|critic|policy\.model|env_model)([.=@]|$)"),
+    "model": re.compile(r"(model|critic|policy\.model|env_model|algorithm_model)([.=@]|$)"),
 }
 
 

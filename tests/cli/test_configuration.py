@@ -95,6 +95,13 @@ def test_the_chosen_critic_is_the_models_critic() -> None:
     assert cfg.model.critic._target_.endswith("StepStateCriticComposer")
 
 
+def test_ppo_auto_initialises_automatic_models_orthogonally_unless_another_is_chosen() -> None:
+    choices = ("algorithm=ppo_auto", "model=auto")
+    assert composed("conf_train", *choices).model.initialization == "orthogonal"
+    assert composed("conf_train", *choices, "model.initialization=normc").model.initialization == "normc"
+    assert composed("conf_train", "algorithm=ppo", "model=auto").model.initialization == "normc"
+
+
 def test_no_file_leaves_a_group_key_behind() -> None:
     # `# @package _group_`, as older files have it, silently makes a key of that name.
     assert not [path for path in CONF.rglob("*.yaml") if "_group_" in path.read_text().replace("_group_by", "")]

@@ -49,9 +49,10 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
 @dataclass
 class PPOAutoAlgorithmConfig(PPOAlgorithmConfig):
-    """Hyperparameters of PPO for a new problem: small minibatches, GAE, a limit of the gradient.
+    """Hyperparameters of PPO for a new problem: small minibatches, GAE, a limit of the gradient, scaled rewards.
 
-    The values are the defaults of stable-baselines3 for a rollout of 2,048 steps, with eight environments.
+    Apart from the scaled rewards, the values are the defaults of stable-baselines3 for a rollout of 2,048 steps, with
+    eight environments. With `model=auto`, layers are initialised as there as well (orthogonal).
     """
 
     name = "ppo_auto"
@@ -64,3 +65,4 @@ class PPOAutoAlgorithmConfig(PPOAlgorithmConfig):
     n_optimization_epochs: Count = 10
     entropy_coef: Amount = 0.0
     max_grad_norm: Amount = 0.5
+    reward_scaling: bool = field(default=True, kw_only=True)
