@@ -238,9 +238,7 @@ def test_trajectories_of_spaces_need_no_environment(tmp_path):
 def test_states_cannot_be_converted_without_an_environment(trajectory_dir):
     with pytest.raises(ConfigError, match="conversion_env_factory"):
         InMemoryDataset(trajectory_dir)
-    with pytest.raises(
-        ConfigError, match=r"MazeEnv cannot convert its states and actions \(KeyError.*recording"
-    ):
+    with pytest.raises(ConfigError, match=r"MazeEnv cannot convert its states and actions \(KeyError.*recording"):
         InMemoryDataset(trajectory_dir, conversion_env_factory=dispatching_env)
 
 
