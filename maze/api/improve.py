@@ -195,11 +195,15 @@ class Improvement:
     gates: Mapping[str, Gate]
     horizon: int | None = None
     """Environment steps that planning simulates; `None`: planning was not possible."""
+    minimized: Sequence[str] = ()
+    """KPIs of which less is better."""
+    maximized: Sequence[str] = ()
+    """KPIs of which more is better."""
 
     @cached_property
     def comparison(self) -> Comparison:
         """The comparison of all policies with the heuristic; the time of a decision is a measure."""
-        return Comparison([rung.played for rung in self.rungs], [COST])
+        return Comparison([rung.played for rung in self.rungs], [COST, *self.minimized], [RETURN, *self.maximized])
 
     @property
     def recommended(self) -> Rung:
@@ -414,7 +418,8 @@ class ImproveRunner(runners.EvaluationRunner):
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
         self._rungs = [replace(each, evaluation=each.evaluation.first(self._common)) for each in self._rungs]
-        self.improvement = Improvement(self._rungs, self._failures, self._confirmed(), self.horizon)
+        goals = map(runners.names_of, (self.minimize, self.maximize))
+        self.improvement = Improvement(self._rungs, self._failures, self._confirmed(), self.horizon, *goals)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison
         times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"

@@ -81,8 +81,8 @@ def translated(error: BaseException) -> ConfigError | None:
         message = _missing_config(error)
     elif isinstance(error, OverrideParseException):
         message = (
-            f"Cannot read the argument {error.override!r}. Arguments are <group>=<option> or <key>=<value>; put values "
-            f"with blanks, brackets or commas in quotes, for instance 'key=\"a, b\"'; null stands for nothing."
+            f"Cannot read the argument {error.override!r}. Arguments are <group>=<option> or <key>=<value>; put "
+            f"values with brackets, commas or letters such as ä in quotes: 'key=\"a, b\"'. null stands for nothing."
         )
     elif isinstance(error, ConfigCompositionException):
         message = _composition(error)

@@ -12,7 +12,7 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
-from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
@@ -183,7 +183,8 @@ class MazeMultiAgentEnv(MultiAgentEnv):
     environment reports them, otherwise the rewards of all sub-steps in that time.
 
     RLlib bootstraps truncated episodes from a last observation of every agent. Only the next actor has one; the others
-    get the observation of their last action, which is one environment step old.
+    get the observation of their last action, which is one environment step old. Agents that have left are terminated
+    then, as nothing follows for them; until then they may get rewards, which RLlib does not allow terminated agents.
 
     :param context: RLlib's `EnvContext`: the :class:`EnvConfig` under `maze`, and the worker's index.
     """
@@ -205,6 +206,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         self.action_spaces = {name: env.action_spaces_dict[key] for name, key in names.items()}
         self._acted: dict[str, Any] = {}  # observation of the last action, by agent
         self._order: list[str] = []  # agent of each sub-step of the episode
+        self._left: set[str] = set()  # agents that are done, while others act
         self._waiting: Any = None
         self._env_time = 0
         self._discrete = {name: discrete_keys(space) for name, space in self.observation_spaces.items()}
@@ -216,6 +218,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         observation = self.maze_env.reset()
         self._acted.clear()
         self._order.clear()
+        self._left.clear()
         self._env_time = self.maze_env.get_env_time()
         return self._of_next_actor(observation), {}
 
@@ -227,15 +230,20 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         self.monitored.observed(self._waiting)
         observation, reward, done, info = self.maze_env.step(action_dict[acting])
         truncated = is_truncated(done, info)
+        self._left.update(self._order[-1 - ago] for ago in info.get(ACTORS_DONE_KEY, ()) if ago < len(self._order))
+        if self.maze_env.is_actor_done():
+            self._left.add(acting)
         observations = self._of_next_actor(observation)
+        terminated = {"__all__": bool(done) and not truncated}
         if truncated:
             observations = {**self._acted, **observations}
+            terminated |= dict.fromkeys(self._left, True)
         elif done:
             observations = {name: value for name, value in observations.items() if name in self._acted}
         return (
             observations,
             self._rewards(float(reward)),
-            {"__all__": bool(done) and not truncated},
+            terminated,
             {"__all__": truncated},
             {},
         )

@@ -28,9 +28,9 @@ from gymnasium import spaces
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.faults import text_of
 from maze.core.env.space_values import masked_heads
-from maze.core.errors import EnvironmentContractError
+from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.events.event_topic_factory import event_methods
-from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 
@@ -168,7 +168,9 @@ def check_env(
     :param is_invalid: Whether the action of a step (environment, reward, info) was invalid. By default: the info has an
         entry `error`, or an event with `invalid` in its name was fired.
     :param raise_on_findings: Raise an :class:`EnvironmentContractError` with all findings.
+    :raises ConfigError: `n_steps` is not positive, or no sub-step has a mask and the head that `masks` names for it.
     """
+    whole_number("n_steps", n_steps, at_least=1)
     is_made = isinstance(env, type | str | Mapping) or (callable(env) and not hasattr(env, "step"))
     make_env = EnvFactory(env if is_made else lambda: copy.deepcopy(env))
     report = CheckReport(env_name(base_maze_env(make_env())))
@@ -176,6 +178,7 @@ def check_env(
         warnings.simplefilter("ignore")  # the warnings of environments are about faults that are checked below
         made = make_env()
         if _check_declarations(report, made):
+            _require_masks(made, masks or {})
             subject = _Subject(report, make_env, n_steps, seed, dict(masks or {}))
             if _StepChecks(subject, made).run():
                 _check_determinism(subject)
@@ -187,6 +190,16 @@ def check_env(
     if raise_on_findings and report.findings:
         raise EnvironmentContractError(str(report))
     return report
+
+
+def _require_masks(env: Any, masks: Mapping[str, str]) -> None:
+    """Raise a `ConfigError` if no sub-step has a mask and the action head that is named for it."""
+    observations, actions = env.observation_spaces_dict, env.action_spaces_dict
+    for mask, head in masks.items():
+        if not any(mask in observations[key].spaces and head in actions[key].spaces for key in actions):
+            shown = observations.items()
+            known = "; ".join(f"{key!r}: {', '.join(seen)} -> {', '.join(actions[key])}" for key, seen in shown)
+            raise ConfigError(f"masks: no sub-step has the mask `{mask}` and the action `{head}`. Sub-steps: {known}.")
 
 
 # -- random courses --------------------------------------------------------------------------------------------------

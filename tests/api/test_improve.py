@@ -119,10 +119,13 @@ def test_the_improve_command_writes_the_stages_and_recommends_only_policies_not_
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     seeds = [f"{name}={seed}" for name, seed in SEEDS.items()]
-    arguments = ["policy=base_stock", "policy.level=0", "budget=8s", "runner.horizon=4", *seeds]
+    arguments = ["policy=base_stock", "policy.level=0", "budget=8s", "runner.horizon=4", "runner.minimize=average_cost"]
+    arguments += seeds
     assert main(["-cn", "conf_improve", *PROBLEM, *arguments, "hydra.run.dir=found"]) == 0
     printed = capfd.readouterr().out
     returns = pd.read_csv("found/comparison.csv").set_index(["measure", "policy"]).loc[RETURN]
+    assert "\naverage_cost (less is better)\n" in printed
+    assert "--trust" not in printed
     recommended = re.search(r"Recommended: (?:the )?(rollout of \w+|\w+)", printed)
     assert recommended is not None
     assert recommended[1] == "heuristic" or returns.loc[recommended[1], "difference"] > 0
@@ -185,7 +188,7 @@ def test_planning_and_learning_improve_a_heuristic_and_the_best_can_be_exported(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with RunContext(CountDownEnv, algorithm="ppo", overrides=SEEDS) as context:
-        found = context.improve(Zero, budget_s=20)
+        found = context.improve(Zero, budget_s=12)
     assert found.rungs[0].played.measures[RETURN].mean() == 0.0
     assert found.rungs[1].name == "rollout of heuristic"
     assert found.rungs[1].played.measures[RETURN].mean() > 3.0

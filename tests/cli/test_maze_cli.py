@@ -116,6 +116,7 @@ USAGE_ERRORS = [
     (["-cn", "conf_train", "experiment=cartpole_ppo"], "+experiment=cartpole_ppo"),
     (["-cn", "conf_train", "+experiment=cartpole_pp0"], "Did you mean `cartpole_ppo`?"),
     (["-cn", "conf_train", "algorithm.lr=[1"], "Cannot read the argument 'algorithm.lr=[1'"),
+    (["input_dir=läufe"], "values with brackets, commas or letters such as ä in quotes"),
     (["-cn", "conf_train", "algorithm.lr=1,2"], "--multirun"),
     (["-cn", "conf_train", "model=~"], "model: cannot be left empty"),
     (["-cn", "conf_train", "~model"], "model: cannot be left empty"),

@@ -34,6 +34,7 @@ with warnings.catch_warnings():
     from maze.rllib.training import MazeModel
 
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.utils.config_utils import EnvFactory, read_config, read_hydra_config
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -387,6 +388,37 @@ def test_rewards_of_sub_steps_that_are_shares_count_once() -> None:
     choice = env.maze_env.core_env.choice
     assert first == {"choose:0": 0.0}  # shares are known when the step is complete
     assert second == {"choose:0": float(choice), "cut:0": 10.0}
+
+
+class LeavingCoreEnv(TwoStepCoreEnv):
+    """The first actor leaves after its first action; the episode is cut off while the second one goes on."""
+
+    has_left = False
+
+    def step(self, maze_action: Any) -> Any:
+        state, reward, done, info = super().step(maze_action)
+        self.has_left = self.actor.step_key == "cut"  # it was the first one's action
+        self.actor = ActorID("cut", 0)
+        return state, reward, done, {"TimeLimit.truncated": True} if done else info
+
+    def is_actor_done(self) -> bool:
+        return self.has_left
+
+
+def test_an_agent_that_has_left_is_not_continued_after_a_truncation() -> None:
+    def make() -> Any:
+        env = two_step_env()
+        env.core_env = LeavingCoreEnv(2)
+        return env
+
+    env = MazeMultiAgentEnv({"maze": EnvConfig(EnvFactory(make), seed=1)})
+    for _ in range(2):  # a second episode begins anew
+        env.reset()
+        steps = [env.step({agent: env.action_spaces[agent].sample()}) for agent in ("choose:0", "cut:0", "cut:0")]
+        assert [terminated for _, _, terminated, _, _ in steps[:2]] == [{"__all__": False}] * 2
+        observations, _, terminated, truncated, _ = steps[2]
+        assert set(observations) == {"choose:0", "cut:0"}
+        assert (terminated, truncated) == ({"__all__": False, "choose:0": True}, {"__all__": True})
 
 
 def test_agents_of_a_sub_step_share_its_network_unless_they_have_their_own() -> None:

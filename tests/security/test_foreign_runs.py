@@ -131,6 +131,15 @@ SOME = [
     (place, name) for row, place in enumerate(PLACES) for column, name in enumerate(NAMES) if (row + column) % 4 == 0
 ]
 """Each name at five places, each place with seven or eight names."""
+PLAIN = [
+    ("env._target_", "evilmod.X"),
+    ("env.import", "evilmod"),
+    ("env.name", "evilmod:CartPole-v1"),
+    ("wrappers._target_", "evilpkg.sub.X"),
+    ("network", "evilmod.X"),
+    ("non_lin", "evilpkg.sub.X"),
+]
+"""Well-formed names where Maze imports them; most others would import nothing either way."""
 
 _SHORT = ["runner.n_episodes=1", "runner.max_episode_steps=3"]
 
@@ -232,7 +241,7 @@ def variants_of(entry: str) -> list[tuple[str, str]]:
     if entry == "from_run":
         return VARIANTS
     places, shift = list(PLACES), 3 * list(ENTRY_POINTS).index(entry)
-    return [(places[(column + shift) % len(places)], name) for column, name in enumerate(NAMES)]
+    return [*PLAIN, *((places[(column + shift) % len(places)], name) for column, name in enumerate(NAMES))]
 
 
 @pytest.mark.slow
@@ -249,7 +258,7 @@ def test_the_import_guard_alone_refuses_them(foreign: Path, entry: str, monkeypa
     """The second line of defence does not rest on how the texts are judged."""
     write_modules(foreign.parent)
     monkeypatch.setattr(stored_config, "refuse_foreign_targets", lambda *arguments: None)
-    variants = SOME if entry == "from_run" else variants_of(entry)[::3]
+    variants = [*PLAIN, *SOME] if entry == "from_run" else PLAIN
     failures = attacked(foreign, variants, ENTRY_POINTS[entry])
     assert not [failure for failure in failures if "IMPORTED" in failure], "\n".join(failures)
 

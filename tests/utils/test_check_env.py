@@ -19,7 +19,7 @@ from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import EnvironmentContractError
+from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -295,6 +295,11 @@ def test_masks_whose_action_is_not_clear_are_named():
     assert "mask-legal" not in {finding.check for finding in report.findings}
     named = check_env(make_env, n_steps=40, masks={"drawer_mask": "chosen"})
     assert [finding.check for finding in named.findings] == ["mask-legal"]
+    for masks in ({"drawer_masks": "chosen"}, {"drawer_mask": "chose"}):
+        with pytest.raises(ConfigError, match=r"masks: no sub-step has the mask .*drawer_mask.* -> .*chosen"):
+            check_env(make_env, n_steps=40, masks=masks)
+    with pytest.raises(ConfigError, match="n_steps: expected a whole number of at least 1, found 0"):
+        check_env(make_env, n_steps=0)
 
 
 class Queue(gymnasium.Env[Any, int]):

@@ -24,7 +24,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.batched_acting import acting_function, check_interrupt
 from maze.core.utils.config_utils import EnvFactory, whole_number, with_files_of
-from maze.core.utils.factory import ConfigType
+from maze.core.utils.factory import TARGET_KEY, ConfigType
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.stored_config import StoredRun
 from maze.planning.branches import simulation_of
@@ -125,7 +125,7 @@ def solve(
     :param trusted_packages: Packages whose classes the configuration of the run may name.
     :raises ConfigError: There are no instances, they do not fit, or environment or policy cannot act in batches.
     """
-    search = Search(n_samples, clairvoyant, starts)
+    search = Search(whole_number("n_samples", n_samples, at_least=1), clairvoyant, starts)
     built = _environment(env, instances)
     built.reset()  # all steps are left
     batched = simulation_of(built)
@@ -350,10 +350,10 @@ def _environment(env: Any, instances: Any) -> Any:
     """Return the environment, made for the instances where it is not there yet."""
     if isinstance(env, BatchedMazeEnv):
         return copy.deepcopy(env)
-    given = {} if instances is None else {"instances": instances}
-    if isinstance(env, Mapping):
-        return EnvFactory({**env, **given})()
-    return env(**given) if callable(env) else env
+    if isinstance(env, Mapping) or callable(env):
+        given = {} if instances is None else {"instances": instances}
+        env = {**(env if isinstance(env, Mapping) else {TARGET_KEY: env}), **given}
+    return EnvFactory(env)()
 
 
 def _policy(run_or_policy: Policy | str | Path, env: Any, trusted_packages: Sequence[str]) -> Policy:

@@ -256,7 +256,13 @@ class Factory(Generic[BaseType]):
         if is_partial:
             return cast(BaseType, functools.partial(function, *positional, **arguments))
         _check_arguments(function, positional, arguments, config_path)
-        built = function(*positional, **arguments)
+        try:
+            built = function(*positional, **arguments)
+        except TypeError as error:  # `function` may pass its arguments on to one that does not take them
+            refused = [name for name in arguments if f"got an unexpected keyword argument '{name}'" in str(error)]
+            if not refused:
+                raise
+            raise ConfigError(f"{_prefix(config_path)}unknown argument `{refused[0]}`: {error}.") from error
         if not self._accepts(built):
             made = f"`{target}` returned a {type(built).__name__}"
             raise ConfigError(f"{_prefix(config_path)}expected a {self._type_name}, but {made}.")

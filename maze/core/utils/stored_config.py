@@ -419,10 +419,12 @@ def _own_path(found: Any) -> str:
 
 
 def is_own_package(package: str) -> bool:
-    """Return whether a package is user code, not an installed library, by its location.
+    """Return whether a package is user code, not an installed library or a checkout of Maze, by its location.
 
     :param package: Name without dots; the package is not imported.
     """
+    if package in NEVER_WHOLE:
+        return False
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

@@ -459,11 +459,11 @@ def newest_version(name: str) -> str | None:
 
 
 def _register_from_installed_packages(name: str) -> None:
-    """Import installed packages that depend on gymnasium until one of them registers the environment."""
+    """Import installed packages that require gymnasium, not for an extra, until one registers the environment."""
     for distribution in list(metadata.distributions()):  # packages may change `sys.path` when they are imported
         if "gym" not in (distribution.read_text("METADATA") or "gym").lower():  # parsing all of them takes a second
             continue
-        if any(_GYMNASIUM.match(requirement.lower()) for requirement in distribution.requires or ()):
+        if any(_GYMNASIUM.match(each.lower()) and "extra" not in each for each in distribution.requires or ()):
             files = {file.parts[0].removesuffix(".py") for file in distribution.files or () if file.suffix == ".py"}
             for package in {*((distribution.read_text("top_level.txt") or "").split() or files)} - set(sys.modules):
                 with contextlib.suppress(Exception):

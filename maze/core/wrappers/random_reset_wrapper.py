@@ -13,7 +13,7 @@ from maze.core.annotations import override
 from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.space_values import drawn_value, masks_of_heads
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigValueError
+from maze.core.utils.config_utils import whole_number
 from maze.core.wrappers.wrapper import Wrapper
 
 
@@ -27,19 +27,16 @@ class RandomResetWrapper(Wrapper[Any]):
     :param env: The environment to wrap.
     :param min_skip_steps: Smallest number of steps to skip.
     :param max_skip_steps: Largest number of steps to skip.
-    :raises ConfigError: The range is empty, or negative.
+    :raises ConfigError: The range is empty or negative, or not of whole numbers.
     """
 
     keeps_observations_and_actions = True
 
     def __init__(self, env: Any, min_skip_steps: int, max_skip_steps: int) -> None:
-        if not 0 <= min_skip_steps <= max_skip_steps:
-            raise ConfigValueError(
-                f"Expected 0 <= min_skip_steps <= max_skip_steps, found {min_skip_steps} and {max_skip_steps}."
-            )
+        self.min_skip_steps = whole_number("RandomResetWrapper.min_skip_steps", min_skip_steps, at_least=0)
+        key = f"RandomResetWrapper.max_skip_steps (beside min_skip_steps={min_skip_steps})"
+        self.max_skip_steps = whole_number(key, max_skip_steps, at_least=min_skip_steps)
         super().__init__(env)
-        self.min_skip_steps = min_skip_steps
-        self.max_skip_steps = max_skip_steps
         self._rng = np.random.RandomState()
         # Copies: samples drawn elsewhere from the environment's spaces do not influence the actions taken here.
         self._action_spaces = copy.deepcopy(dict(env.action_spaces_dict))

@@ -67,7 +67,9 @@ def env_with_limit_of_a_variable() -> Any:
     return TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=int(os.environ["MAZE_TEST_LIMIT"]))
 
 
-def test_beside_other_threads_a_fork_server_starts_the_workers_and_they_have_the_variables_of_now(monkeypatch):
+def test_beside_other_threads_a_fork_server_starts_the_workers_and_they_have_the_variables_of_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Forking is unsafe beside threads, and new interpreters would import everything again for each rollout."""
     is_over = threading.Event()
     other = threading.Thread(target=is_over.wait)

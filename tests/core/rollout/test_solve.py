@@ -276,8 +276,13 @@ def test_hindsight_and_invalid_arguments_are_refused(file: str) -> None:
         solve(Smallest(), PicksEnv())
     with pytest.raises(ConfigError, match="found it with 3 sampled plays"):
         solve(Smallest(), env, n_samples=3, starts="first_action")
-    with pytest.raises(ConfigError, match="expected an environment with a vectorised simulation"):
-        solve(Smallest(), GymMazeEnv("CartPole-v1"))
+    for other in ("CartPole-v1", GymMazeEnv("CartPole-v1")):
+        with pytest.raises(ConfigError, match="expected an environment with a vectorised simulation"):
+            solve(Smallest(), other)
+    with pytest.raises(ConfigError, match="n_samples: expected a whole number of at least 1, found 0"):
+        solve(Smallest(), env, n_samples=0)
+    with pytest.raises(ConfigError, match="unknown argument `instances`"):
+        solve(Smallest(), lambda: PicksEnv(file), file)
     with pytest.raises(ConfigError, match=r"LostSales has no instance sets; it needs load_instances"):
         solve(BaseStockPolicy(5), LostSalesEnv(), {"demand": np.zeros((2, 3))})
 

@@ -32,6 +32,7 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze_envs.logistics.dispatching.maze_env import dispatching_env
 from tests.train.parallelization.toy_envs import counting_env
 
 EPISODES = ((3, "truncated"), (2, "terminated"), (4, "terminated"))
@@ -237,6 +238,8 @@ def test_trajectories_of_spaces_need_no_environment(tmp_path):
 def test_states_cannot_be_converted_without_an_environment(trajectory_dir):
     with pytest.raises(ConfigError, match="conversion_env_factory"):
         InMemoryDataset(trajectory_dir)
+    with pytest.raises(ConfigError, match=r"MazeEnv cannot convert its states and actions \(KeyError.*recording"):
+        InMemoryDataset(trajectory_dir, conversion_env_factory=dispatching_env)
 
 
 @pytest.mark.parametrize(

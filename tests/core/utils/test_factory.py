@@ -108,6 +108,13 @@ def test_missing_and_unknown_arguments_are_named_with_the_signature():
         Factory(Shape).instantiate({"_target_": f"{HERE}.Circle", "color": 1}, config_path="a")
 
 
+def test_an_unknown_argument_that_is_passed_on_is_named():
+    with pytest.raises(ConfigError, match=r"env: unknown argument `n_jobz`: JobShops.__init__\(\) got an unexpected"):
+        Factory(object).instantiate(
+            {"_target_": "maze_envs.scheduling.job_shop.JobShopEnv", "n_jobz": 3}, config_path="env"
+        )
+
+
 def test_errors_inside_a_constructor_are_its_own():
     with pytest.raises(AssertionError, match="must not be called"):
         Factory(object).instantiate({"_target_": f"{HERE}.never"})

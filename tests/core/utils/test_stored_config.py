@@ -222,3 +222,10 @@ def test_small_files_that_expand_to_large_objects_are_refused(text, tmp_path):
     path.write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.yaml"):
         refuse_foreign_targets(read_stored_config(path).value(), path)
+
+
+@pytest.mark.parametrize(
+    ("package", "is_own"), [("tests", True), ("maze", False), ("maze_envs", False), ("yaml", False)]
+)
+def test_a_checkout_of_maze_is_no_package_of_the_user(package: str, is_own: bool) -> None:
+    assert stored_config.is_own_package(package) is is_own

@@ -257,8 +257,9 @@ def test_random_resets_skip_whole_environment_steps():
     env.reset()
     assert env.actor_id().step_key == 0
     assert env.get_env_time() == 2
-    with pytest.raises(ConfigError, match="min_skip_steps"):
-        RandomResetWrapper(env, 3, 2)
+    for least, most in ((3, 2), (-1, 2), (0, "2"), (0.5, 2)):
+        with pytest.raises(ConfigError, match="min_skip_steps"):
+            RandomResetWrapper(env, least, most)
 
 
 class Masked(CountingEnv):

@@ -11,7 +11,7 @@ from typing import Any
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, MazeError
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import (
@@ -40,6 +40,7 @@ class TrajectoryProcessor(ABC):
 
         :param trajectory: States and actions of the simulation, or observations and actions.
         :param conversion_env: Environment with the conversions and wrappers; required for states and actions.
+        :raises ConfigError: There is no environment, or it cannot convert the states and actions.
         """
         if isinstance(trajectory, SpacesTrajectoryRecord):
             return list(trajectory.step_records)
@@ -49,10 +50,18 @@ class TrajectoryProcessor(ABC):
                 "`conversion_env_factory` of the data set, which makes the environment (with its wrappers) for the "
                 "conversion, or a SpacesTrajectoryRecord was expected."
             )
-        return [
-            StructuredSpacesRecord.converted_from(record, conversion_env, first_step_in_episode=index == 0)
-            for index, record in enumerate(_steps_with_action(trajectory))
-        ]
+        try:
+            return [
+                StructuredSpacesRecord.converted_from(record, conversion_env, first_step_in_episode=index == 0)
+                for index, record in enumerate(_steps_with_action(trajectory))
+            ]
+        except MazeError:
+            raise
+        except Exception as error:  # of a user's conversion
+            raise ConfigError(
+                f"Trajectory {trajectory.id}: {type(conversion_env).__name__} cannot convert its states and actions "
+                f"({type(error).__name__}: {error}). Name the environment of the recording, with its wrappers."
+            ) from error
 
     def process(
         self, trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None

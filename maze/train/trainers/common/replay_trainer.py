@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Environment steps of one rollout that fills the buffer initially.
 _STEPS_AT_A_TIME = 100
+# Environment steps of each environment, times the steps of an item, after which filling without any row is given up.
+_MOST_STEPS_WITHOUT_ROWS = 1000
 
 
 def fill_replay_buffer(
@@ -97,6 +99,7 @@ def fill_by_policy(
     :param item_length: Number of environment steps of an item.
     :param env: The environments; they are closed.
     :return: Number of environment steps taken.
+    :raises ConfigError: No step can be kept.
     """
     try:
         env.seed([seed + index for index in range(env.n_envs)])
@@ -116,6 +119,12 @@ def fill_by_policy(
             converted = rows.convert(columns, replay_buffer.n_rows_added)
             replay_buffer.add_rows(converted)
             missing -= len(converted)
+            if not replay_buffer.n_rows_added and n_env_steps >= _MOST_STEPS_WITHOUT_ROWS * item_length * env.n_envs:
+                raise ConfigError(
+                    f"env: none of {n_env_steps:,} environment steps can be kept in a replay buffer: all episodes are "
+                    "truncated in their first step, after which the next actor did not observe. Have `actor_id()` of "
+                    "the environment move on at the end of an episode as well, or train with PPO or A2C."
+                )
         return n_env_steps
     finally:
         env.close()

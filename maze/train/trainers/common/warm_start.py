@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import CheckedConfig
-from maze.core.utils.factory import Factory
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
@@ -80,10 +79,11 @@ def start_warm(
             f"that of {type(trainer).__name__}. Use A2C, PPO, IMPALA, SAC or ES, and `model.recurrence=true` with "
             "stacked observations instead of hidden states, or leave it empty."
         )
-    demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
-    demonstrator.seed(next_seed())
     rollouts = make_rollouts()
     try:
+        spaces = {name: getattr(rollouts.env, name) for name in SPACES}
+        demonstrator = build_policy(config.policy, spaces, "warm_start.policy")
+        demonstrator.seed(next_seed())
         share = clone_policy(learner, demonstrator, rollouts, config, next_seed(), trainer.observation_statistics)
     finally:
         rollouts.env.close()

@@ -21,6 +21,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+from maze.train.trainers.common.replay_trainer import fill_by_policy
 from tests.train.parallelization.toy_envs import (
     Observe,
     PassOn,
@@ -264,9 +265,9 @@ class TwoAgentsCoreEnv(ToyCoreEnv):
         return {"self": [self.time, self.actor.agent_id]}
 
 
-def stays_env():
+def stays_env(length=3):
     env = two_step_env()
-    return MazeEnv(StaysCoreEnv(3), env.action_conversion_dict, env.observation_conversion_dict)
+    return MazeEnv(StaysCoreEnv(length), env.action_conversion_dict, env.observation_conversion_dict)
 
 
 def two_agents_env():
@@ -287,6 +288,13 @@ def test_a_final_observation_of_another_actor_is_not_used_for_bootstrapping(make
     if key == "self":
         assert not following[:, 1].any(), "the next to act is the first agent"
     assert not batch.has_next_step[time == 1].any()
+
+
+def test_environments_without_any_step_to_keep_are_named():
+    env = SequentialVectorEnv([partial(stays_env, length=1)])
+    policy = RandomPolicy(env.action_spaces_dict)
+    with pytest.raises(ConfigError, match="none of 1,000 environment steps can be kept in a replay buffer"):
+        fill_by_policy(UniformReplayBuffer(50, seed=0), policy, 1000, seed=1, item_length=1, env=env)
 
 
 def structured(numbers, after, truncated):

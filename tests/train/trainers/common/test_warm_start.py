@@ -84,6 +84,20 @@ def test_a_weight_below_zero_is_refused():
         WarmStart(entropy_coef=-0.1)
 
 
+def test_a_policy_that_takes_the_spaces_of_the_environment_is_cloned():
+    env = GymMazeEnv(Nothing())
+    policy = TorchPolicy({0: Biases()}, DistributionMapper(env.action_space, {}), "cpu")
+    with torch.no_grad():
+        policy.networks[0].logits[0] = 2.0
+    trainer = SimpleNamespace(policy=policy, observation_statistics=None)
+    section = {
+        "policy": {"_target_": "maze.core.agent.random_policy.RandomPolicy"},
+        "n_steps": 500, "n_epochs": 60, "batch_size": 500, "lr": 0.1,
+    }  # fmt: skip
+    start_warm(trainer, section, lambda: RolloutGenerator(SequentialVectorEnv([lambda: env])), lambda: 1)
+    np.testing.assert_allclose(policy.networks[0].logits.detach().softmax(-1).numpy(), [0.25] * 4, atol=0.06)
+
+
 @pytest.mark.parametrize("config", [DQNAlgorithmConfig(), CQLConfig()])
 def test_values_of_actions_are_not_cloned(config: AlgorithmConfig):
     mapper = DistributionMapper(GymMazeEnv(Nothing()).action_space, list(config.distributions))

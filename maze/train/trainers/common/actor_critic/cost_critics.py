@@ -418,7 +418,8 @@ class LearnedRisk(CostCritic):
         if come_and_go and self.critic.predicts_substeps:
             raise ConfigError(
                 "algorithm.risk: expected a shared critic where actors with rewards of their own come and go, because "
-                "risk concerns the return of the episode; found a step critic. Use `critic=flatten_concat_shared`."
+                "risk concerns the return of the episode; found a step critic. Use model=auto with "
+                "critic=flatten_concat_shared."
             )
         if len(self._so_far) != columns.n_envs:
             self._prepare_hidden_states(columns.n_envs)
