@@ -44,17 +44,27 @@ def test_an_mp4_can_be_read_again() -> None:
     assert all(size % 2 == 0 for size in next(ffmpeg.read_frames("film.mp4"))["size"])
 
 
+SEEDS = ("seeding.env_base_seed=3", "seeding.agent_base_seed=4")
+
+
+@pytest.fixture(scope="module")
+def returns(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Returns of five episodes, which a comparison has measured, in ascending order."""
+    directory = tmp_path_factory.mktemp("compared") / "run"
+    compared = ("policies=[random]", "runner.n_episodes=5", f"hydra.run.dir={directory}", *SEEDS)
+    assert main(["-cn", "conf_compare", "env.name=CartPole-v1", *compared]) == 0
+    lines = (directory / "episodes.csv").read_text(encoding="utf-8").splitlines()
+    return sorted(float(line.split(",")[5]) for line in lines[1:])
+
+
 @pytest.mark.parametrize(("choice", "position"), [("worst", 0), ("median", 2), ("best", 4)])
-def test_the_episode_is_chosen_by_its_return(choice: str, position: int, capsys: pytest.CaptureFixture[str]) -> None:
-    seeds = ("seeding.env_base_seed=3", "seeding.agent_base_seed=4")
-    assert inspect(*seeds, "runner.n_episodes=5", f"runner.choose={choice}") == 0
+def test_the_episode_is_chosen_by_its_return(
+    choice: str, position: int, returns: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inspect(*SEEDS, "runner.n_episodes=5", f"runner.choose={choice}") == 0
     said = re.search(rf"The {choice} of 5 episodes has a return of (\d+)", capsys.readouterr().out)
     assert said is not None
     assert steps_of(Path("shown/episode.html"))[-1]["total"] == float(said[1])
-    compared = ("policies=[random]", "runner.n_episodes=5", "hydra.run.dir=compared", *seeds)
-    assert main(["-cn", "conf_compare", "env.name=CartPole-v1", *compared]) == 0
-    lines = Path("compared/episodes.csv").read_text(encoding="utf-8").splitlines()
-    returns = sorted(float(line.split(",")[5]) for line in lines[1:])
     assert float(said[1]) == returns[position]
 
 
