@@ -258,7 +258,7 @@ class InspectionRunner(EvaluationRunner):
         from maze.core.agent.serialized_torch_policy import trained_actor_critic
 
         policies: Any = self.policies
-        entries = {str(name): runs_of(entry)[0] for name, entry in policies.items()}
+        entries = {str(name): run_of(f"policies.{name}", entry) for name, entry in policies.items()}
         name, acting = next(iter(entries.items()))
         wrappers = self.wrappers_of(acting)
         gamma = float(self.gamma if self.gamma is not None else acting.get("gamma") or 0.99)
@@ -407,7 +407,7 @@ class ReplayRunner(EvaluationRunner):
                 episode,
                 self._change["step"],
                 self._change.get("action"),
-                None if policy is None else self.policy_of(runs_of(policy)[0], stack),
+                None if policy is None else self.policy_of(run_of("what_if.policy", policy), stack),
                 self._change.get("substep") or 0,
                 self._agent_seed(episode),
                 self.deterministic,
@@ -497,3 +497,15 @@ def runs_of(entry: Any) -> list[Mapping[str, Any]]:
     if isinstance(entry, Mapping) and "policy" in entry:
         return [entry]
     return [{"policy": entry}]
+
+
+def run_of(key: str, entry: Any) -> Mapping[str, Any]:
+    """Return the only run of an entry, see :func:`runs_of`.
+
+    :param key: Key of the entry.
+    :raises ConfigError: There are several runs.
+    """
+    found, *others = runs_of(entry)
+    if others:
+        raise ConfigError(f"{key}: expected one run, found {1 + len(others)}; name the directory of one of them.")
+    return found

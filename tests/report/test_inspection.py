@@ -20,6 +20,7 @@ from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigError
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.offscreen import RecordedFramesRenderer
 from maze.core.rendering.trajectory_page import write_trajectory_page
@@ -317,6 +318,14 @@ def test_the_typical_range_contains_most_samples(distribution: Any, logits: list
     samples = drawn.sample(torch.Generator().manual_seed(1))
     share = ((samples > low) & (samples < high)).float().mean()
     assert share == pytest.approx(0.6827, abs=0.05)
+
+
+def test_several_runs_of_one_name_are_refused() -> None:
+    random = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    inspected = InspectionRunner({"acts": random, "other": {"trainings": [{"policy": random}] * 2}}, n_episodes=1)
+    inspected.setup(OmegaConf.create({"env": {"_target_": f"{__name__}.Counted"}}))
+    with pytest.raises(ConfigError, match=r"policies\.other: expected one run, found 2"):
+        inspected.run()
 
 
 def test_an_inspection_without_policies_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
