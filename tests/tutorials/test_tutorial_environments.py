@@ -22,7 +22,7 @@ from maze_envs.logistics.cutting_2d.agents.greedy_policy import GreedyPolicy
 
 RAW = (100, 90)
 DEMAND = [(60, 30), (40, 30)]
-MASKS = {"cutting_mask": "cut_rotation"}
+MASKS = {"struct_masked": {"cutting_mask": "cut_rotation"}}
 
 
 def config_of(variant: str, *overrides: str):
@@ -37,7 +37,7 @@ def make_env(variant: str):
 
 @pytest.mark.parametrize("variant", ["flat", "struct", "struct_masked"])
 def test_the_environments_of_the_experiments_are_sound(variant):
-    report = check_env(lambda: make_env(variant), n_steps=120, masks=MASKS)
+    report = check_env(lambda: make_env(variant), n_steps=120, masks=MASKS.get(variant))
     assert report.findings == []
     assert report.skipped == []
 
