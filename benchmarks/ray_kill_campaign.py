@@ -63,7 +63,7 @@ class Killer:
     every: float
     rng: random.Random
     n_kills: int
-    """At most so many."""
+    """Largest number of kills."""
     n_actors: int = 0
     """Actors that were killed by themselves."""
     n_nodes: int = 0
@@ -244,7 +244,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=names, help=f"what is run: {', '.join(names)}")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between kills")
     parser.add_argument("--actors", type=int, default=8)
-    parser.add_argument("--kills", type=int, default=10**9, help="at most so many")
+    parser.add_argument("--kills", type=int, default=10**9, help="largest number of kills")
     parser.add_argument("--epochs", type=int, default=60, help="of a run; hundreds of episodes of rollouts")
     parser.add_argument("--minutes", type=float, default=0.0, help="for so long something is killed, at least")
     parser.add_argument("--reach", type=float, default=0.0, help="return that PPO and IMPALA have to reach")

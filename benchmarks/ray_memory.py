@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--fragment", type=int, default=100, help="steps of a fragment")
     parser.add_argument("--updates", type=int, default=500)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of the beginning, at least")
+    parser.add_argument("--seconds", type=float, default=4.0, help="shortest duration of the reference at the start")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with ray_session(None, options.actors):

@@ -20,7 +20,15 @@ from maze.core.trajectory_recording.records.trajectory_record import SpacesTraje
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned, csv_text
 from maze.evaluation.comparison import intervals_figure
-from maze.evaluation.runners import ANY_POLICY, EvaluationRunner, names_of, require_policies, runs_of, write_files
+from maze.evaluation.runners import (
+    ANY_POLICY,
+    EvaluationRunner,
+    names_of,
+    require_policies,
+    run_of,
+    runs_of,
+    write_files,
+)
 from maze.offline.action_probabilities import cloned_propensities
 from maze.offline.estimate import (
     BEHAVIOUR,
@@ -168,10 +176,9 @@ class EvidenceGateRunner(EstimationRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if missing := {"baseline", "candidate"} - {*self._entries}:
-            raise ConfigError(
-                f"{min(missing)}: a gate on logged episodes judges one run, found several; name one of them."
-            )
+        policies: Any = self.policies
+        for name, entry in policies.items():
+            run_of(name, entry)
 
     @override(EstimationRunner)
     def run(self, **kwargs: Any) -> None:

@@ -59,7 +59,7 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     assert main([*command, f"policies={{old: {OLD}, new: {several}}}", "behaviour=old", "runner.estimators=pdis"]) == 0
     assert re.findall(r"^ *(new \S+) +pdis", capfd.readouterr().out, re.MULTILINE) == ["new (1)", "new (2)"]
     assert main([*gate, f"candidate={several}"]) in (1, 2)
-    assert "candidate: a gate on logged episodes judges one run, found several" in capfd.readouterr().err
+    assert "candidate: expected one run, found 2" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=older"]) == 1
     assert "the name of one of the policies (old, random, cautious), found 'older'" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=cautious"]) == 1

@@ -18,7 +18,6 @@ import gymnasium as gym
 import torch
 import uvicorn
 from torch import nn
-from torch.onnx._internal.exporter import _registration
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
@@ -37,10 +36,6 @@ from maze.serve.server import server_config
 from tests.train.trainers.common.recurrent_models import recurrent_model
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
 from tutorial_maze_env.part06_struct_env.models.actor import CuttingPolicyNet, PieceSelectionPolicyNet
-
-# Each export would parse the sources of five hundred operators.
-_collected = staticmethod(cache(_registration.ONNXRegistry.from_torchlib))
-_registration.ONNXRegistry.from_torchlib = _collected  # type: ignore[method-assign]
 
 
 class Always(nn.Module):

@@ -276,8 +276,8 @@ class _Builder:
 def _first_observation_after(episode: Sequence[tuple[int, SpacesRecord]]) -> Mapping[str, Any] | None:
     """Return what the first actor observed after the last step of an episode.
 
-    Records do not say who observed. `None`: nothing was recorded, or another actor than the first one observed it, as
-    the episode was cut off between sub-steps, other actors acted in the last step, or the entries differ.
+    Records do not name the observing actor. `None`: no observation was recorded, or it is that of another actor: the
+    episode was truncated between sub-steps, other actors acted in the last step, or the entries differ.
     """
     ends = (episode[0][0], episode[-1][0])
     acted = [[record.actor_id for number, record in episode if number == step] for step in ends]

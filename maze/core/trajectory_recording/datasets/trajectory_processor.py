@@ -10,6 +10,7 @@ from typing import Any
 
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
+from maze.core.env.faults import USER_CODE_ERRORS, text_of
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, MazeError
 from maze.core.trajectory_recording.records.state_record import StateRecord
@@ -57,10 +58,10 @@ class TrajectoryProcessor(ABC):
             ]
         except MazeError:
             raise
-        except Exception as error:  # of a user's conversion
+        except USER_CODE_ERRORS as error:
             raise ConfigError(
                 f"Trajectory {trajectory.id}: {type(conversion_env).__name__} cannot convert its states and actions "
-                f"({type(error).__name__}: {error}). Name the environment of the recording, with its wrappers."
+                f"({text_of(error)}). Name the environment of the recording, with its wrappers."
             ) from error
 
     def process(
