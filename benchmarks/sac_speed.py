@@ -1,37 +1,26 @@
-"""SAC: updates per second relative to stable-baselines3, in one run.
+"""SAC: updates per second relative to stable-baselines3 and to SBX (JAX), in one run.
 
-Both train Pendulum-v1 with one environment step and one update each, batches of 256, networks of two hidden layers of
-256 units with ReLU, squashed Gaussian, tuned entropy coefficient and the same learning rates, on one torch thread. Maze
-runs with its default statistics switched on, stable-baselines3 with its default monitor.
-
-Many short rounds alternate between the two; medians and the median of the per-round ratios are printed, by CPU time of
-the process (which other processes disturb less) and by wall time. Absolute numbers depend on the machine, the ratios
-much less.
+All train Pendulum-v1 with one environment step and one update each, batches of 256, networks of two hidden layers of
+256 units with ReLU, squashed Gaussian, tuned entropy coefficient and the same learning rates, on one thread. Maze
+runs with its default statistics switched on, the others with their default monitor.
 
     python benchmarks/sac_speed.py            # 41 rounds of 100 updates
     python benchmarks/sac_speed.py --quick    # eleven rounds of 50
+    python benchmarks/sac_speed.py --sbx <interpreter of an environment with SBX>    # see update_rates.py
     python benchmarks/sac_speed.py --json out.json
 """
 
 from __future__ import annotations
 
-import argparse
-import io
-import json
-import time
-from collections.abc import Callable
-from contextlib import redirect_stdout
+import sys
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
-import torch
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.update_rates import Contender, main, peer
 
 ENV_ID = "Pendulum-v1"
 BATCH_SIZE, HIDDEN_UNITS, LEARNING_RATE, BUFFER_SIZE, WARM_UP = 256, [256, 256], 3e-4, 50_000, 300
-
-Contender = Callable[[int], None]
-"""Does a number of environment steps with one update each."""
 
 
 def maze() -> Contender:
@@ -90,57 +79,11 @@ def maze() -> Contender:
     return run
 
 
-def stable_baselines3() -> Contender:
-    """The same with stable-baselines3."""
-    from stable_baselines3 import SAC
-
-    model = SAC(
-        "MlpPolicy", ENV_ID, learning_rate=LEARNING_RATE, batch_size=BATCH_SIZE, buffer_size=BUFFER_SIZE,
-        learning_starts=WARM_UP, policy_kwargs={"net_arch": HIDDEN_UNITS}, device="cpu", seed=0,
-    )  # fmt: skip
-    model.learn(WARM_UP)
-
-    def run(n_updates: int) -> None:
-        model.learn(n_updates, reset_num_timesteps=False)
-
-    return run
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    parser.add_argument("--json", type=Path, help="file for the results")
-    arguments = parser.parse_args()
-    n_rounds, n_updates = (11, 50) if arguments.quick else (41, 100)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    contenders = {"maze": maze(), "stable-baselines3": stable_baselines3()}
-    for run in contenders.values():
-        with redirect_stdout(io.StringIO()):
-            run(30)
-    rates: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in contenders} for clock in ("cpu", "wall")}
-    for index in range(n_rounds):
-        order = list(contenders.items())
-        for name, run in order if index % 2 == 0 else order[::-1]:
-            wall, cpu = time.perf_counter(), time.process_time()
-            with redirect_stdout(io.StringIO()):
-                run(n_updates)
-            rates["cpu"][name].append(n_updates / (time.process_time() - cpu))
-            rates["wall"][name].append(n_updates / (time.perf_counter() - wall))
-    results: dict[str, Any] = {}
-    for clock, by_name in rates.items():
-        ratios = [own / peer for own, peer in zip(*by_name.values(), strict=True)]
-        results[clock] = {**{name: median(values) for name, values in by_name.items()}, "ratio": median(ratios)}
-        shown = ", ".join(f"{name} {median(values):.1f}" for name, values in by_name.items())
-        low, *_, high = quantiles(ratios, n=10)
-        spread = f"{low:.2f} to {high:.2f}"
-        print(
-            f"updates per second of {clock} time: {shown}; ratio {median(ratios):.2f} (eight of ten rounds: {spread})"
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2))
+def peer_of(library: str) -> Contender:
+    """The same with stable-baselines3 or SBX."""
+    settings: dict[str, Any] = {"policy_kwargs": {"net_arch": HIDDEN_UNITS}, "learning_rate": LEARNING_RATE}
+    return peer(library, "SAC", ENV_ID, WARM_UP, {"batch_size": BATCH_SIZE, "buffer_size": BUFFER_SIZE, **settings})
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, lambda _: maze(), peer_of, 100)
