@@ -388,16 +388,19 @@ def _entry(
         return PolicyEstimate(policy, estimator, nothing, None, *sizes, weighting.unsupported, refusal)
     rewards = data.padded(data.rewards * gamma**data.steps, 0.0)
     zeros = np.zeros((n, rewards.shape[1] + 1))
-    logged = Logged(rewards, data.padded(weighting.ratios, 1.0), zeros[:, 1:], zeros)
+    logged = unfitted = Logged(rewards, data.padded(weighting.ratios, 1.0), zeros[:, 1:], zeros)
     if values is None or estimator not in FITTED:
         sampled = function(logged, bootstrap)
     else:
-        (logged,) = with_values(logged, data, values, gamma, slice(1))
-        blocks = (slice(first, first + _FITS_AT_ONCE) for first in range(1, 1 + len(bootstrap), _FITS_AT_ONCE))
-        refitted = (each for block in blocks for each in with_values(logged, data, values, gamma, block))
-        sampled = np.concatenate(
-            [function(each, row[np.newaxis]) for each, row in zip(refitted, bootstrap, strict=True)]
-        )
+        if estimator == "fqe":  # needs the values of the first observations alone
+            first = data.episode_starts[:-1]
+            of_first = values.of_observations[first] @ values.coefficients.T * gamma ** data.steps[first, None]
+            fits = (unfitted._replace(v=each[:, None]) for each in of_first.T)
+        else:
+            blocks = (slice(first, first + _FITS_AT_ONCE) for first in range(0, 1 + len(bootstrap), _FITS_AT_ONCE))
+            fits = (each for block in blocks for each in with_values(unfitted, data, values, gamma, block))
+        logged = next(fits)
+        sampled = np.concatenate([function(each, row[np.newaxis]) for each, row in zip(fits, bootstrap, strict=True)])
     estimate = Estimate(float(function(logged, np.ones((1, n)))[0]), *_percentiles(sampled))
     bernstein = _bernstein(estimator, logged)
     return PolicyEstimate(policy, estimator, estimate, bernstein, *sizes, weighting.unsupported, samples=sampled)

@@ -11,8 +11,9 @@ They do not contain the bias of features that cannot represent the values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from maze.offline.action_probabilities import Arrays, action_distribution, candi
 
 Array = np.ndarray[Any, Any]
 _EPISODES_AT_ONCE = 256  # whose matrices are kept in memory at the same time
-_CHUNK = 512  # observations whose candidate actions are evaluated at once
+_CHUNK = 512  # actions that are evaluated at once, so that activations stay in the cache
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,10 @@ class _Layer(nn.Module):
 
 
 class _Networks(nn.Module):
-    """A network for each half of the episodes, evaluated together: `[n_members, B, n_inputs]` to `[n_members, B]`."""
+    """A network for each half of the episodes, evaluated together: `[n_members, B, n_inputs]` to `[n_members, B]`.
+
+    With one `member`: `[B, n_inputs]` to `[B]`.
+    """
 
     def __init__(self, n_members: int, n_inputs: int, n_units: int) -> None:
         super().__init__()
@@ -167,9 +171,8 @@ class _Networks(nn.Module):
     def hidden(self, inputs: torch.Tensor, member: int | slice) -> torch.Tensor:
         return torch.tanh(self.second(torch.relu(self.first(inputs, member)), member))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        every = slice(None)
-        return torch.as_tensor(self.last(self.hidden(inputs, every), every).squeeze(-1))
+    def forward(self, inputs: torch.Tensor, member: int | slice = slice(None)) -> torch.Tensor:
+        return torch.as_tensor(self.last(self.hidden(inputs, member), member).squeeze(-1))
 
 
 def fit_q(
@@ -240,7 +243,7 @@ def _trained(
     scale = float(np.abs(data.rewards).std() + np.abs(data.rewards).mean()) / max(1.0 - min(gamma, 0.99), 1e-2) or 1.0
     rewards = torch.from_numpy((data.rewards / scale).astype(np.float32))
     optimizer = FlatAdam(networks, config.lr, eps=1e-8)
-    targets = torch.zeros(n_members, len(data))
+    targets, following = torch.zeros(n_members, len(data)), np.zeros((n_members, len(data)))
     is_usable = data.has_target & np.repeat(episodes, data.lengths, axis=1)
     # by key: positions of each member's decisions, usable ones first; how many are usable, and whether any; batch size
     drawing: dict[Any, tuple[Array, Array, torch.Tensor, int]] = {}
@@ -253,13 +256,13 @@ def _trained(
             drawing[key] = (ordered, found.sum(1, keepdims=True), torch.from_numpy(found.any(1)), size)
     for update in range(config.n_updates if drawing else 0):
         if update % config.target_interval == 0:
-            following = np.zeros((n_members, len(data)))  # of what follows, with an action drawn from the policy
             with torch.inference_mode():
-                for key, part in inputs.items():
-                    rows = torch.from_numpy(data.next_rows[part.followed]).repeat(n_members)
-                    of_members = part.of_drawn(rows, rng).view(n_members, -1, part.size)
-                    following[:, part.followed] = networks[key](of_members).numpy()
-                targets = rewards + torch.from_numpy((discounts * following).astype(np.float32))
+                for member, (key, part) in product(range(n_members), inputs.items()):
+                    own = part.followed[is_usable[member, part.followed]]
+                    # values of what follows, with actions drawn from the policy
+                    chunks = (part.of_drawn(rows, rng) for rows in _chunks(data.next_rows[own], 1))
+                    following[member, own] = torch.cat([networks[key](each, member) for each in chunks]).numpy()
+                targets = rewards + torch.from_numpy(discounts * following).float()
         loss = torch.zeros(())
         for key, (ordered, counts, is_any, size) in drawing.items():
             places = (rng.random((n_members, size)) * counts).astype(np.int64)
@@ -284,18 +287,21 @@ def _features(
         network, place = networks[key], slice(begin, begin + widths[key])
         begin += widths[key]
         positions = data.positions(key)
-        phi[positions, place] = _with_bias(
-            network.hidden(part.of_logged(torch.from_numpy(data.rows[positions])), member)
-        )
-        chunks = torch.split(torch.arange(len(part.weights)), _CHUNK)
+        of_logged = [network.hidden(part.of_logged(rows), member) for rows in _chunks(data.rows[positions], 1)]
+        phi[positions, place] = _with_bias(torch.cat(of_logged))
+        n_rows, n_candidates = part.weights.shape
         means = [
             (part.weights[rows].unsqueeze(1) @ network.hidden(part.of_candidates(rows), member)).squeeze(1)
-            for rows in chunks
+            for rows in _chunks(np.arange(n_rows), n_candidates)
         ]
         of_rows = _with_bias(torch.cat(means))
         expected[positions, place] = of_rows[data.rows[positions]]
         following[part.followed, place] = of_rows[data.next_rows[part.followed]]
     return phi, following, expected
+
+
+def _chunks(rows: Array, n_actions: int) -> Sequence[torch.Tensor]:
+    return torch.split(torch.from_numpy(rows), max(1, _CHUNK // n_actions))
 
 
 def _with_bias(features: torch.Tensor) -> Array:
@@ -314,8 +320,9 @@ def _solved(
     fitted = phi * data.has_target[:, None]
     sampled = np.zeros((len(samples), n_features, n_features))
     sides = np.zeros((len(samples), n_features))
-    for first in range(0, data.n_episodes, _EPISODES_AT_ONCE):
-        part = slice(first, first + _EPISODES_AT_ONCE)
+    used = np.flatnonzero(samples.any(0))
+    for first in range(0, len(used), _EPISODES_AT_ONCE):
+        part = used[first : first + _EPISODES_AT_ONCE]
         episodes = [slice(start, end) for start, end in zip(starts[part], ends[part], strict=True)]
         matrices = np.stack([fitted[rows].T @ (phi[rows] - following[rows]) for rows in episodes])
         sampled += np.tensordot(samples[:, part], matrices, 1)
