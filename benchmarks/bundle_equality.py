@@ -59,6 +59,7 @@ CASES: dict[str, Sequence[str]] = {
     "pixels": (
         "env.name=CarRacing-v3",
         "+env.continuous=false",
+        "+env.max_episode_steps=100",  # instead of 1,000, which the evaluation plays
         "wrappers=pixel_obs",
         "model=pixel_obs",
         "algorithm=a2c",
@@ -230,17 +231,19 @@ def draw_p_values(
     bundle: PolicyBundle, policy: TorchPolicy, actor: Any, batch: Any, inputs: Any, states: Any, seed: int
 ) -> list[float]:
     """Sample many actions of both in one state and compare their frequencies."""
-    many = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in batch.items()}
-    states = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in states.items()}
     run = StepRun({key: torch.from_numpy(array) for key, array in states.items()})
-    # by torch's own distributions, which share nothing with those of the bundle
     with torch.inference_mode(), policy.running_for(actor, run):
+        logits = policy.compute_substep_policy_output(dict(batch), actor).action_logits
+        # by torch's own distributions, which share nothing with those of the bundle
+        many = {head: values.repeat_interleave(N_DRAWS, 0) for head, values in logits.items()}
         torch.manual_seed(seed)
-        distribution = policy.compute_substep_policy_output(many, actor).prob_dist
+        distribution = policy.distribution_mapper.logits_dict_to_distribution(many, 1.0)
         trained_draws = {head: value.numpy() for head, value in distribution.sample().items()}
-    own = {key: np.repeat(value[None], N_DRAWS, axis=0) for key, value in inputs.items()}
-    rng = np.random.default_rng(seed)
-    drawn = bundle.act_batch(actor.step_key, own, deterministic=False, rngs=rng, states=states).actions
+    own, rng = {key: value[None] for key, value in inputs.items()}, np.random.default_rng(seed)
+    answer = bundle.act_batch(actor.step_key, own, deterministic=False, rngs=rng, states=states)
+    own_logits = {head: np.repeat(values, N_DRAWS - 1, axis=0) for head, values in answer.logits.items()}
+    others = bundle.step(actor.step_key).chosen(own_logits, rng, 1.0)
+    drawn = {head: np.concatenate([action, others[head]]) for head, action in answer.actions.items()}
     values = []
     for head, expected in trained_draws.items():
         pairs = zip(drawn[head].reshape(N_DRAWS, -1).T, expected.reshape(N_DRAWS, -1).T, strict=True)

@@ -70,6 +70,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     :return: The objective of a sweep: the statistic that `hydra.sweeper.objective` names, or else the runner's best
         score, if any. Scores include the constraint violation (`BestScore`).
     """
+    from maze.cli.run_directory import has_results
     from maze.cli.run_summary import beginning, config_as_yaml, ending, write_run_info
     from maze.cli.sweeps.results import recorder_of_sweep
     from maze.console.runs import EVERYTHING, checked_verbosity
@@ -91,7 +92,8 @@ def maze_run(cfg: DictConfig) -> float | None:
     try:
         _run(runner, cfg, [] if objective is None else [objective], project if started_by_hydra else None)
     finally:
-        if started_by_hydra and isinstance(sys.exc_info()[1], KeyboardInterrupt | None):
+        error = sys.exc_info()[1]  # a directory without results is removed after an interruption
+        if started_by_hydra and (error is None or (isinstance(error, KeyboardInterrupt) and has_results(Path.cwd()))):
             commands: dict[str, str] | None = {} if HydraConfig.get().mode == RunMode.MULTIRUN else None
             print(ending(Path.cwd(), project, time.monotonic() - start, commands), flush=True)
     score = best_score(runner)

@@ -21,6 +21,7 @@ from maze.api.config_auditor import ConfigurationAuditor, as_wrapper_configs, is
 from maze.api.utils import InvalidSpecificationError, RunMode, hydra_session
 from maze.cli.checks import check, choose_critic, complete
 from maze.cli.hydra_setup import apply_overrides, for_hydra, hydra_config, translated
+from maze.cli.stored_runs import complete_base
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_pettingzoo_name, value_text
 from maze.core.utils.factory import TARGET_KEY, Factory
@@ -208,7 +209,7 @@ class ConfigurationLoader:
             choose_critic(full)
             self._complete_hydra(full, number, texts, placed, name)
             with hydra_config(full):
-                config = self._job_config(full, placed)
+                config = self._job_config(full, texts, placed)
                 workdir = self._workdir(full, number)
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             text = str(translated(error) or error)
@@ -240,7 +241,7 @@ class ConfigurationLoader:
                 if path.startswith("hydra."):
                     place(full, path, value)
 
-    def _job_config(self, full: DictConfig, placed: list[tuple[str, Any]]) -> DictConfig:
+    def _job_config(self, full: DictConfig, texts: list[str], placed: list[tuple[str, Any]]) -> DictConfig:
         config: DictConfig = OmegaConf.create(full, flags={"allow_objects": True, "struct": True})
         with read_write(config), open_dict(config):
             del config["hydra"]
@@ -250,6 +251,7 @@ class ConfigurationLoader:
             for path, value in placed:
                 if not path.startswith("hydra."):
                     place(config, path, value)
+        complete_base(config, self.project, [*texts, *(path for path, _ in placed)])
         complete(config, self.project)
         model = config.get("model")
         is_own = not isinstance(model, DictConfig) or not OmegaConf.is_interpolation(model, "critic")

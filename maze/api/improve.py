@@ -33,7 +33,7 @@ from maze.evaluation import runners
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
 from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes, require_measures
 from maze.planning.branches import chance_in, simulation_of, stack_of
-from maze.planning.rollout_policy import RolloutPolicy
+from maze.planning.rollout_policy import CANDIDATES, RolloutPolicy
 from maze.report.estimates import Estimate, mean_interval, unseen_share
 from maze.report.page import Cell, code_list, number_text, page_section, table
 from maze.runner import Runner
@@ -72,8 +72,8 @@ _ROUNDING = 0.2
 _LEAST_TRAINING = 2.0
 # Scenarios of planned decisions at least, before the number of episodes is reduced, and at most.
 _FEWEST, _USUAL, _MOST = 8, 32, 512
-# Candidates of planned decisions at most, and where decisions are slow.
-_CANDIDATES, _FEW_CANDIDATES = 64, 8
+# Candidates of planned decisions at most, where decisions are slow.
+_FEW_CANDIDATES = 8
 # Least share of the budget for the episodes of a trained policy.
 _EPISODES_SHARE = 0.05
 # Factor by which episodes may take more time than planned.
@@ -397,7 +397,7 @@ class ImproveRunner(runners.EvaluationRunner):
         self._failures: dict[str, str] = {}
         # Number of episodes that all policies play.
         self._common = self.n_episodes
-        self._candidates, self._chooses_horizon = _CANDIDATES, self.horizon is None
+        self._candidates, self._chooses_horizon = CANDIDATES, self.horizon is None
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:

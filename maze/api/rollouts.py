@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.api.config_loader import LoadedRun
-from maze.api.utils import GlobalGenerators, hydra_session, output
+from maze.api.utils import GlobalGenerators, output
 from maze.cli.hydra_setup import hydra_config
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_summary import write_run_info
-from maze.cli.stored_runs import complete_base, use_stored_run
+from maze.cli.stored_runs import use_stored_run
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext
 from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_value
@@ -89,10 +89,7 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     start = time.perf_counter()
     with inside_run(loaded, directory, silent, GlobalGenerators(), StatsContext()):
         try:
-            named = [*loaded.arguments[2:], *loaded.placed]
-            with hydra_session():
-                complete_base(cfg, Path(project), named)
-            use_stored_run(cfg, named)
+            use_stored_run(cfg, [*loaded.arguments[2:], *loaded.placed])
             write_run_info(directory, cfg, project, loaded.arguments)
             runner = Factory(RolloutRunner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
             runner.setup(cfg)

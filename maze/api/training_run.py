@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +36,7 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
     ObservationNormalizationWrapper,
 )
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
+from maze.core.wrappers.time_limit_wrapper import time_limited
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -279,8 +281,7 @@ class TrainingRun:
     @property
     def n_epochs(self) -> int:
         """Default number of epochs of `train`."""
-        algorithm = self.cfg.algorithm
-        return int(algorithm["n_epochs"] if isinstance(algorithm, Mapping) else algorithm.n_epochs)
+        return int(self._algorithm["n_epochs"])
 
     def evaluate(self, other: Policy | None = None, **eval_kwargs: Any) -> Evaluation:
         """Roll the policy out and return the statistics over all episodes.
@@ -314,7 +315,10 @@ class TrainingRun:
                 other.seed(seeds.generate_agent_instance_seed())
             if "eval_env" not in arguments:
                 n_envs = max(1, min(int(arguments["n_episodes"]), EVALUATION_EPISODES))
-                env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
+                make_env: Callable[[], Any] = FrozenEnvFactory(self.env_factory)
+                if limit := self._algorithm.get("max_episode_steps"):  # of evaluations, in behavioural cloning
+                    make_env = partial(time_limited, make_env, limit)
+                env = SequentialVectorEnv([make_env] * n_envs, logging_prefix="eval")
                 stack.callback(env.close)
                 env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
                 arguments["eval_env"] = env
@@ -460,9 +464,14 @@ class TrainingRun:
         env.load_statistics(directory / file.name)
         return make_normalized_env_factory(factory, env.get_statistics())
 
+    @property
+    def _algorithm(self) -> Mapping[str, Any]:
+        """The values of the algorithm's configuration by name."""
+        algorithm = self.cfg.algorithm
+        return algorithm if isinstance(algorithm, Mapping) else vars(algorithm)
+
     def _evaluation_defaults(self) -> dict[str, Any]:
-        algorithm = self.cfg.get("algorithm")
-        config = algorithm if isinstance(algorithm, Mapping) else vars(algorithm)
+        config = self._algorithm
         evaluator = config.get("rollout_evaluator")
         values = evaluator if isinstance(evaluator, Mapping) else getattr(evaluator, "__dict__", {})
         return {

@@ -117,12 +117,17 @@ def config_groups(repository: Any, parent: str = "") -> Iterator[tuple[str, list
             yield from config_groups(repository, group)
 
 
+# An entry of the search path, at the end of Hydra's message; its own entry holds the settings of Hydra.
+_PLACE = re.compile(r"path=(pkg|file)://(?!hydra\.conf)(\S.*)")
+
+
 def _missing_config(error: MissingConfigException) -> str:
     missing = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, option = missing.rpartition("/")
     options = list(error.options or ())
     if not group:
-        files = (entry.name for entry in resources.files("maze.conf").iterdir())
+        searched = (resources.files(path) if kind == "pkg" else Path(path) for kind, path in _PLACE.findall(str(error)))
+        files = [entry.name for place in searched if place.is_dir() for entry in place.iterdir()]
         known = [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
         return f"-cn {missing}: there is no such root configuration." + suggestion(missing, known)
     if not options:

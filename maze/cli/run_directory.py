@@ -58,15 +58,20 @@ class ClaimedDirectory:
 
         :return: Whether it was removed.
         """
-        files = [path for path in self.path.rglob("*") if not path.is_dir()]
-        patterns = (f"{CLAIM}/*", *WORTHLESS)
-        if not self.created or not all(any(path.match(pattern) for pattern in patterns) for path in files):
+        if not self.created or has_results(self.path):
             return False
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # they hold directories of other runs
             for path in self.created[1:]:
                 path.rmdir()
         return True
+
+
+def has_results(directory: Path) -> bool:
+    """Return whether the directory of a run has files beyond those that it writes before it has results."""
+    patterns = (f"{CLAIM}/*", *WORTHLESS)
+    files = (path for path in directory.rglob("*") if not path.is_dir())
+    return not all(any(path.match(pattern) for pattern in patterns) for path in files)
 
 
 def claim_directory(requested: Path) -> ClaimedDirectory:

@@ -18,7 +18,7 @@ from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
 from maze.core.utils import stored_config
-from maze.core.utils.config_utils import read_config
+from maze.core.utils.config_utils import read_config, with_files_of
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import NEVER_WHOLE
 from maze.serve.bundle import SHELF, PolicyBundle
@@ -178,6 +178,7 @@ def _plain(cfg: Any, key: str) -> Any:
 
 
 _GROUP = "policy"
+_CLONED = "warm_start.policy"
 _TRAINED = "torch_policy"
 _WEIGHTS = "state_dict.pt"
 _BUNDLE, _WHOLE_BUNDLE = ".maze", "maze.serve.policy.WholeBundlePolicy"
@@ -255,16 +256,21 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
 def complete_base(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
     """Put, in place, the configuration of a rollout policy's base where an option, a run or a bundle is named.
 
-    A bundle of the shelf provides the environment, unless the command names it.
+    A bundle of the shelf provides the environment of a rollout, unless the command names it.
 
-    :param cfg: The configuration of a rollout.
+    :param cfg: The configuration of a rollout, or of a run whose warm start may have such a policy.
     :param project: Directory that relative paths refer to.
     :param overrides: The command's arguments.
     :raises UsageError: There is no such option and no such run.
     """
+    named = sections_named_by(overrides)
+    if isinstance(OmegaConf.select(cfg, f"{_CLONED}.base"), str):
+        entry = PolicyReader(cfg, project, {*named, "env", "wrappers"}, f"{_CLONED}.base").planned(_plain(cfg, _CLONED))
+        policy, input_dir = entry["policy"], entry.get("input_dir")
+        with open_dict(cfg):
+            cfg.warm_start.policy = with_files_of(input_dir, policy, _CLONED) if input_dir else policy
     if not isinstance(cfg.get(_GROUP), DictConfig):
         return
-    named = sections_named_by(overrides)
     if str(cfg.policy.get("bundle")).startswith(SHELF):
         with open_dict(cfg):
             cfg.env = env_of_shelf(cfg.policy.bundle, named) or cfg.env

@@ -31,6 +31,7 @@ from maze.core.log_stats.log_stats import LogStatsLevel, StatsContext
 from maze.core.rendering.trajectory_page import OtherFuture, text_of, write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.files import aligned
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
@@ -256,11 +257,12 @@ def what_if(
     """
     if action is None and policy is None:
         raise ConfigError("what_if: expected action, policy, or both; found none of them.")
+    step, substep = whole_number("what_if.step", step, 0), whole_number("what_if.substep", substep, 0)
     player = _Player(env, episode)
     recorded = player.as_recorded()
     if (step, substep) not in recorded.places:
         n_steps = recorded.places[-1][0] + 1
-        if not 0 <= step < n_steps:
+        if step >= n_steps:
             raise ConfigError(f"what_if.step: the episode has the steps 0 to {n_steps - 1}, found {step}.")
         n_substeps = sum(place[0] == step for place in recorded.places)
         raise ConfigError(f"what_if.substep: step {step} has the sub-steps 0 to {n_substeps - 1}, found {substep}.")

@@ -94,11 +94,11 @@ class EvaluationRunner(Runner):
             self._cfg.env, wrappers, self.max_episode_steps, entry["policy"], input_dir
         )
 
-    def policy_of(self, entry: Mapping[str, Any], stack: ExitStack, wrappers: Any = None) -> Policy:
-        """Build the policy of an entry as :meth:`built` does; `stack` closes its environment."""
+    def opened(self, entry: Mapping[str, Any], stack: ExitStack, wrappers: Any = None) -> tuple[Any, Policy]:
+        """Build the environment and the policy of an entry as :meth:`built` does; `stack` closes the environment."""
         env, policy = self.built(entry, wrappers)
         stack.callback(env.close)
-        return policy
+        return env, policy
 
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
         """Return the seeds of environment and agent of each episode; with an instance set, in its order."""
@@ -157,10 +157,12 @@ class ComparisonRunner(EvaluationRunner):
     def run(self, **kwargs: Any) -> None:
         policies: Any = self.policies
         runs = {str(name): runs_of(entry) for name, entry in policies.items()}
-        for entry in [each for entries in runs.values() for each in entries][1:]:
-            self.built(entry)[0].close()  # a wrong argument ends the command before the first policy plays
-        with Progress(sum(map(len, runs.values())) * self.n_episodes, "Comparison") as progress:
-            played = [self._played(name, entries, progress) for name, entries in runs.items()]
+        with ExitStack() as stack:
+            # All are built first: a wrong argument ends the command before the first policy plays.
+            built = {name: [self.opened(entry, stack) for entry in entries] for name, entries in runs.items()}
+            with Progress(sum(map(len, runs.values())) * self.n_episodes, "Comparison") as progress:
+                played = [self._played(name, pairs, progress) for name, pairs in built.items()]
+            stack.pop_all()  # playing has closed the environments
         self.comparison = self._compared(played)
         print(self._text(self.comparison), flush=True)
         write_files(self._files(self.comparison))
@@ -203,7 +205,7 @@ class ComparisonRunner(EvaluationRunner):
         """Add further content to the report."""
         return page
 
-    def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
+    def _played(self, name: str, runs: Sequence[tuple[Any, Policy]], progress: Progress) -> PlayedEpisodes:
         episodes: list[list[dict[str, float]]] = []
         shown = name
 
@@ -212,8 +214,7 @@ class ComparisonRunner(EvaluationRunner):
             self._require_goals(Comparison([PlayedEpisodes.of(shown, [episodes[-1][-1:]])]).measures)
             progress.update()
 
-        for run in runs:
-            env, policy = self.built(run)
+        for env, policy in runs:
             shown = marked(name, policy)
             self._rewards[shown] = reward_wrappers(env)
             episodes.append([])
@@ -264,9 +265,8 @@ class InspectionRunner(EvaluationRunner):
         gamma = float(self.gamma if self.gamma is not None else acting.get("gamma") or 0.99)
         input_dir = acting.get("input_dir")
         with ExitStack() as stack:
-            env, policy = self.built(acting, wrappers)
-            stack.callback(env.close)
-            others = {other: self.policy_of(entry, stack, wrappers) for other, entry in list(entries.items())[1:]}
+            env, policy = self.opened(acting, stack, wrappers)
+            others = {other: self.opened(entry, stack, wrappers)[1] for other, entry in list(entries.items())[1:]}
             env_seed, agent_seed = self._chosen_seeds(acting)
             critic = trained_actor_critic(acting["policy"], policy, input_dir) if input_dir else None
             try:
@@ -331,9 +331,6 @@ class ReplayRunner(EvaluationRunner):
         whole_number("runner.every_k_states", self.every_k_states, at_least=1)
         changes: Any = self.what_if or {}
         self._change: dict[str, Any] = dict(changes)
-        for name in ("step", "substep"):
-            if self._change.get(name) is not None:
-                self._change[name] = whole_number(f"what_if.{name}", self._change[name], at_least=0)
         if self._change.get("step") is None and self.reward_aggregator is None and self.kpi_calculator is None:
             raise ConfigError(
                 "Nothing to replay: set reward_aggregator, kpi_calculator, or what_if.step with what_if.action or "
@@ -407,7 +404,7 @@ class ReplayRunner(EvaluationRunner):
                 episode,
                 self._change["step"],
                 self._change.get("action"),
-                None if policy is None else self.policy_of(run_of("what_if.policy", policy), stack),
+                None if policy is None else self.opened(run_of("what_if.policy", policy), stack)[1],
                 self._change.get("substep") or 0,
                 self._agent_seed(episode),
                 self.deterministic,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -80,6 +80,7 @@ class EstimationRunner(EvaluationRunner):
     :param estimates: The result of :meth:`run`.
     """
 
+    _section: ClassVar[str] = "runner"
     policies: CollectionOfConfigType
     data: str
     behaviour: str | None = None
@@ -102,7 +103,7 @@ class EstimationRunner(EvaluationRunner):
                 self._entries[str(name) if len(runs) == 1 else f"{name} ({number})"] = run
         if self.behaviour not in (None, CLONED, *self._entries):
             known = f"the name of one of the policies ({', '.join(self._entries)})"
-            raise ConfigError(f"runner.behaviour: expected `{CLONED}` or {known}, found {self.behaviour!r}.")
+            raise ConfigError(f"{self._section}.behaviour: expected `{CLONED}` or {known}, found {self.behaviour!r}.")
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
@@ -125,7 +126,9 @@ class EstimationRunner(EvaluationRunner):
             propensities = np.exp(log_probabilities(data, policy, action_spaces))
             if impossible := int((propensities == 0).sum()):
                 refuted = f"{self.behaviour} would never have taken {impossible} of the {len(data)} logged actions"
-                raise ConfigError(f"runner.behaviour: {refuted}. Name the policy that acted, with its exploration.")
+                raise ConfigError(
+                    f"{self._section}.behaviour: {refuted}. Name the policy that acted, with its exploration."
+                )
             for log, _, _ in logs.values():
                 log.propensities = propensities
         found: list[PolicyEstimate] = []
@@ -172,6 +175,7 @@ class EvidenceGateRunner(EstimationRunner):
     :param margin: Share of the baseline's estimate by which the candidate may be worse.
     """
 
+    _section = "evidence"
     margin: float = 0.02
 
     def __post_init__(self) -> None:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from maze.core.env.maze_env import ActionType
     from maze.core.env.observation_conversion import ObservationType
 
+CANDIDATES = 64
+"""Candidates of a decision at most, by default."""
 _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
 # Share of the decisions whose gain by horizon is measured: many episodes say more than neighbouring decisions.
@@ -124,7 +126,7 @@ class RolloutPolicy(Policy):
         horizon: int | None = 20,
         scenarios: int | None = None,
         budget: int | str | None = None,
-        candidates: int = 64,
+        candidates: int = CANDIDATES,
         gamma: float = 1.0,
         confidence: float = 0.95,
         value: ConfigType | str | None = None,

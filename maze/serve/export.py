@@ -24,6 +24,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigImportError, MazeError, install_command
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.files import read_json_object
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.wrapper import Wrapper
@@ -59,7 +60,8 @@ def export_run(
     :param name: Name of the policy; by default that of the directory.
     :param state_dict_file: File of the weights.
     :param trusted_packages: Your packages that the stored configuration may name.
-    :param n_steps: Steps of the policy in its environment, for the reference cases and the summary of observations.
+    :param n_steps: Steps of the policy in its environment, for the reference cases and the summary of observations, at
+        least 1.
     :param seed: Seed of environment and policy in these steps.
     :param card: Further information in JSON.
     :raises CheckpointError: The directory is not a training run, or its files cannot be read.
@@ -88,6 +90,7 @@ def export_policy(
     :param seed: See :func:`export_run`.
     :raises ExportError: A part of the policy cannot be exported.
     """
+    whole_number("n_steps (--steps)", n_steps, at_least=1)
     policy.eval()
     policy.to("cpu")
     operations = operations_of(env)
@@ -500,7 +503,7 @@ def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_ste
         policy.seed(seed)
         is_done, observation, n_bytes = True, {}, 0
         hidden_states = HiddenStates(1, policy.state_sizes)
-        for step in range(max(n_steps, 1)):
+        for step in range(n_steps):
             if is_done:
                 observation = seen_env.reset()
                 hidden_states.reset(np.ones(1, np.bool_))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from maze.core.annotations import override
@@ -19,6 +18,8 @@ class InventoryRenderer(Renderer):
     def render(
         self, maze_state: dict[str, np.ndarray], maze_action: Any | None, events: StepEventLog, **kwargs: Any
     ) -> None:
+        import matplotlib.pyplot as plt
+
         outstanding = maze_state["outstanding"].tolist()
         names = ["stock", *(f"in {period}" for period in range(1, len(outstanding) + 1))]
         heights = [maze_state["stock"].item(), *outstanding]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from maze.core.annotations import override
@@ -25,6 +24,8 @@ class BinRenderer(Renderer):
     def render(
         self, maze_state: dict[str, np.ndarray], maze_action: Any | None, events: StepEventLog, **kwargs: Any
     ) -> None:
+        import matplotlib.pyplot as plt
+
         n_bins, item = int(maze_state["n_bins"]), int(maze_state["item"])
         room = maze_state["room"][:n_bins]
         plt.cla()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from maze.core.annotations import override
@@ -26,6 +25,8 @@ class QueueRenderer(Renderer):
     def render(
         self, maze_state: dict[str, np.ndarray], maze_action: Any | None, events: StepEventLog, **kwargs: Any
     ) -> None:
+        import matplotlib.pyplot as plt
+
         jobs = maze_state["jobs"]
         names = [f"class {index}\nserver {server}" for index, server in enumerate(self._servers)]
         colors = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from maze.core.annotations import override
@@ -25,6 +24,8 @@ class GanttRenderer(Renderer):
     def render(
         self, maze_state: dict[str, np.ndarray], maze_action: Any | None, events: StepEventLog | None, **kwargs: Any
     ) -> None:
+        import matplotlib.pyplot as plt
+
         n_jobs, n_machines = (int(size) for size in maze_state["size"])
         starts, durations = maze_state["starts"], maze_state["durations"]
         open_jobs = maze_state["next_operation"][:n_jobs] < n_machines

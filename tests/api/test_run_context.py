@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from maze.api.run_context import RunContext
 from maze.api.utils import RunContextError, RunMode
 from maze.cli.run_summary import run_commands
+from maze.core.agent.dummy_cartpole_policy import DummyCartPolePolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
@@ -446,7 +447,9 @@ def test_a_policy_is_imitated_from_its_trajectories() -> None:
     by_directory = context("bc", overrides={"runner.dataset.dir_or_file": recorded, **short, **evaluated})
     by_directory.train(n_epochs=1)
     by_directory.train(n_epochs=1)
-    assert by_directory.evaluate()[LogStatsKey(BaseEnvEvents.reward, "episode_count", None)] == 3
+    found = by_directory.evaluate(policy=DummyCartPolePolicy())
+    assert found[LogStatsKey(BaseEnvEvents.reward, "episode_count", None)] == 3
+    assert found.mean_reward == 20, "the limit of evaluations also holds here"
     dataset = InMemoryDataset(input_data=recorded, conversion_env_factory=cartpole)
     by_object = context("bc", overrides={"runner.dataset": dataset, **short})
     by_object.train(n_epochs=1)

@@ -294,6 +294,16 @@ def test_a_directory_that_cannot_be_made_is_one_message(
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_start_names_no_directory_of_results(
+    signum: int, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("maze.maze_cli._run", lambda *arguments: os.kill(os.getpid(), signum))
+    assert main(SEQUENTIAL) == status
+    assert "Results are in" not in capfd.readouterr().out
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_failure_after_an_interruption_is_reported_as_interruption(
     signum: int, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,22 @@ def test_documented_commands_work_as_written(command: str, shorter: tuple[str, .
         assert (cfg.env.env, cfg.algorithm.lr) == ("MountainCar-v0", 0.0001)
 
 
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [
+        ("-cd your_project/conf -cn small_cnof", "Did you mean `small_conf`? Known: conf_check,"),
+        ("-cn conf_trian", "Did you mean `conf_train`? Known: conf_check,"),
+    ],
+)
+def test_root_configurations_of_all_searched_directories_are_listed(
+    command: str, known: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 2
+    error = capfd.readouterr().err
+    assert known in error
+    assert ("my_own_conf" in error) == ("-cd" in command)
+
+
 def test_a_file_and_a_class_of_one_algorithm_are_merged_without_a_remark_of_hydra(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -140,3 +143,17 @@ def trained_policy(directory):
         **files,
     }
     return RolloutRunner.init_env_and_agent(config.env, {}, 0, agent, str(directory))[1]
+
+
+def test_environments_are_imported_without_what_draws_them():
+    script = """
+import importlib, pkgutil, sys, maze_envs
+for module in pkgutil.walk_packages(maze_envs.__path__, "maze_envs."):
+    if ".conf" not in module.name:
+        importlib.import_module(module.name)
+print(len([name for name in sys.modules if name.startswith("maze_envs.")]), "matplotlib" in sys.modules)
+"""  # each worker process imports its environment
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    n_modules, draws = done.stdout.split()
+    assert int(n_modules) > 30
+    assert draws == "False"

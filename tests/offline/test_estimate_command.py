@@ -63,7 +63,9 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     assert main([*command, policies, "behaviour=older"]) == 1
     assert "the name of one of the policies (old, random, cautious), found 'older'" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=cautious"]) == 1
-    assert "cautious would never have taken" in capfd.readouterr().err
+    assert "runner.behaviour: cautious would never have taken" in capfd.readouterr().err
+    assert main([*gate[:-1], evidence.replace("baseline", "older"), f"candidate={OLD}"]) == 2
+    assert "evidence.behaviour: expected `cloned` or the name of one of the" in capfd.readouterr().err
 
 
 def test_a_log_is_described_without_policies_and_its_propensities_are_estimated(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from maze.api.run_context import RunContext
+from maze.api.utils import RunMode
 from maze.maze_cli import main
 
 SHORT = ["runner.max_episode_steps=6"]
@@ -61,6 +62,24 @@ def test_the_inspector_shows_the_candidates() -> None:
     page = (directory / "episode.html").read_text()
     assert '"scenarios": 8' in page
     assert '"is_base": true' in page
+
+
+WARM = {"base": "base_stock", "scenarios": 2, "horizon": 2, "candidates": 4}
+
+
+def test_a_training_run_starts_from_a_clone_of_a_rollout_policy(capfd: pytest.CaptureFixture[str]) -> None:
+    warm = [f"warm_start.policy.{name}={value}" for name, value in WARM.items()]
+    short = ["algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.rollout_evaluator.n_episodes=1"]
+    command = ["env=lost_sales", "policy@warm_start.policy=rollout", *warm, "warm_start.n_steps=40"]
+    run("-cn", "conf_train", *command, "warm_start.n_epochs=1", *short)
+    assert "the policy gives the actions of RolloutPolicy a probability of" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["rollout", "exploring"])
+def test_a_run_context_clones_policies_whose_base_is_an_option(option: str) -> None:
+    overrides: Any = {"policy@warm_start.policy": option, "warm_start.policy.base": "base_stock"}
+    cloned: Any = RunContext(env="lost_sales", algorithm="ppo", overrides=overrides).config
+    assert cloned[RunMode.TRAINING].warm_start.policy.base["_target_"] == BASE_STOCK
 
 
 def test_a_run_context_evaluates_a_named_rollout() -> None:

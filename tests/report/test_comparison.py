@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.errors import ConfigError
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.evaluation.comparison import Comparison, ContextComparison, PlayedEpisodes, comparison_page
 from maze.evaluation.gate import GateRunner, read_thresholds
 from maze.evaluation.runners import ComparisonRunner
@@ -245,6 +246,27 @@ def test_a_wrong_argument_of_a_later_policy_ends_the_command_before_the_first_on
     wrong = "{mine: {_target_: maze.core.agent.dummy_cartpole_policy.DummyCartPolePolicy, speed: 2}}"
     assert compare("env.name=CartPole-v1", f"policies=[random,{wrong}]") == 1
     assert "unknown argument `speed`" in capsys.readouterr().err
+
+
+def test_each_policy_is_built_once_and_each_environment_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Counted(GymMazeEnv):
+        def close(self) -> None:
+            calls.append("close")
+            super().close()
+
+    class Drawing(RandomPolicy):
+        def __init__(self, action_spaces_dict: Any) -> None:
+            calls.append("policy")
+            super().__init__(action_spaces_dict)
+
+    monkeypatch.setattr("maze.core.agent.random_policy.Drawing", Drawing, raising=False)
+    drawing = {"_target_": "maze.core.agent.random_policy.Drawing"}
+    command = ComparisonRunner({"a": drawing, "b": drawing}, 2, max_episode_steps=2)
+    command.setup(OmegaConf.create({"env": lambda: Counted("CartPole-v1")}, flags={"allow_objects": True}))
+    command.run()
+    assert sorted(calls) == ["close", "close", "policy", "policy"]
 
 
 @pytest.mark.parametrize(("given", "names"), [("waste", ["waste"]), (["waste", "late"], ["waste", "late"]), (None, [])])

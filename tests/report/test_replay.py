@@ -250,6 +250,8 @@ class NoisyCartPole(GymMazeEnv):
             r"what_if.step: the episode has the steps 0 to \d+, found 99",
         ),
         (cartpole, {"step": 1, "action": 1, "substep": 3}, ConfigError, "step 1 has the sub-steps 0 to 0, found 3"),
+        (cartpole, {"step": "0", "action": 1}, ConfigError, "what_if.step: expected a whole number of .* found '0'"),
+        (cartpole, {"step": 0, "action": 1, "substep": 0.5}, ConfigError, "what_if.substep: expected a whole number"),
         (cartpole, {"step": 1}, ConfigError, "expected action, policy, or both"),
         (
             cartpole,

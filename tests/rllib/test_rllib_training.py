@@ -72,9 +72,10 @@ def train(directory: Path, *arguments: str, iterations: int = 2, address: str = 
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, cluster: str) -> Path:
     directory = tmp_path_factory.mktemp("rllib") / "run"
-    train(directory, "env.name=CartPole-v1", "rllib/algorithm=ppo", *SMALL_PPO, *NORMALIZED, "wrappers=vector_obs")
+    ppo = ["env.name=CartPole-v1", "rllib/algorithm=ppo", *SMALL_PPO, *NORMALIZED, "wrappers=vector_obs"]
+    train(directory, *ppo, address=cluster)
     return directory
 
 

@@ -184,11 +184,16 @@ def write_modules(directory: Path) -> None:
 
 @pytest.fixture
 def foreign(trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A foreign run, with such modules in it, in a working directory that Python imports from, as in a notebook."""
+    """A foreign run, with such modules in it, in a working directory that Python imports from.
+
+    As in a notebook, it is the empty entry of `sys.path`, which follows changes of the directory: runs and rollouts
+    work in directories of their own. As for a script in it, it is also an absolute entry, which does not.
+    """
     shutil.copytree(trained_run, tmp_path / "run")
     write_modules(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("EVIL_FILE", str(tmp_path / "imported"))
     monkeypatch.setenv("EVIL_NAME", "evilmod")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
@@ -253,7 +258,18 @@ def test_no_name_imports_a_module_of_the_working_directory(foreign: Path, entry:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", ["from_run", "rollout", "load"])
+@pytest.mark.parametrize("entry", ENTRY_POINTS)
+def test_without_both_defences_a_module_is_imported(foreign: Path, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the other tests show nothing: the modules have to be found where the entry point imports."""
+    write_modules(foreign.parent)
+    monkeypatch.setattr(stored_config, "refuse_foreign_targets", lambda *arguments: None)
+    monkeypatch.setattr(ImportGuard, "spec_of", lambda *arguments: None)
+    (failure,) = attacked(foreign, [("wrappers._target_", "evilpkg.sub.X")], ENTRY_POINTS[entry])
+    assert "IMPORTED ['evilpkg', 'evilpkg.sub']" in failure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", ["from_run", "rollout", "load", "gate"])
 def test_the_import_guard_alone_refuses_them(foreign: Path, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second line of defence does not rest on how the texts are judged."""
     write_modules(foreign.parent)

@@ -177,6 +177,7 @@ def test_a_run_is_exported_by_a_command(trained_run, tmp_path, capfd):
         (["--export"], "the following arguments are required: run"),
         (["--export", "nowhere"], "nowhere is not the directory of a run"),
         (["--export", "{run}", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
+        (["--export", "{run}", "--steps", "0"], "n_steps (--steps): expected a whole number of at least 1, found 0"),
         (["--export", "{run}", "--onnx"], "--export: unrecognized arguments: --onnx"),
         (["--export", "{run}", "--out"], "argument --out: expected one argument"),
         (["--export", "{run}", "--out", "{run}/no/where.maze"], "there is no directory"),

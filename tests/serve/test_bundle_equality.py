@@ -25,7 +25,7 @@ HEADS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["cutting-2D, masked", *CASES])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.timeout(900)
 def test_a_bundle_acts_as_the_trained_policy(case, tmp_path):
     run = trained(case, tmp_path / "run")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,6 +124,11 @@ Function = str | Callable[..., Any]
 """A function, or the name of a method of pandas' series."""
 
 ID_COLUMNS = ("episode_id", "env_time")
+# Functions of pandas that messages list for each argument.
+_USUAL = {
+    "aggregation_func": ("sum", "mean", "median", "min", "max", "std", "first", "last", "count"),
+    "post_processing_func": ("cumsum", "cumprod", "cummax", "cummin", "abs", "diff"),
+}
 
 
 def timelines(
@@ -140,7 +145,7 @@ def timelines(
     :param aggregation_func: Joins several values of one step. None: "sum" where there are several.
     :param group_by: Grouping attribute; `None`: one group, `None`.
     :param post_processing_func: Applied to each episode's series; None: nothing is.
-    :raises ConfigError: The event has no such attribute.
+    :raises ConfigError: The event has no such attribute, or pandas no such function.
     """
     import pandas as pd
 
@@ -153,11 +158,20 @@ def timelines(
     tables: dict[Any, pd.DataFrame] = {}
     for group, rows in groups:
         values = rows.groupby(["env_time", "episode_id"])[metric_name]
+        _require_function("aggregation_func", aggregation_func, values)
         tables[group] = values.agg("sum" if aggregation_func is None else aggregation_func).unstack("episode_id")
         if post_processing_func is not None:
             apply: Any = post_processing_func
+            _require_function("post_processing_func", apply, pd.Series)
             series = {name: column.dropna() for name, column in tables[group].items()}
             tables[group] = pd.DataFrame(
                 {name: apply(one) if callable(apply) else getattr(one, apply)() for name, one in series.items()}
             )
     return tables
+
+
+def _require_function(key: str, function: Function | None, owner: Any) -> None:
+    """Raise a `ConfigError` unless a function that is named is one of pandas'."""
+    if isinstance(function, str) and not callable(getattr(owner, function, None)):
+        hint, usual = did_you_mean(function, _USUAL[key]), ", ".join(_USUAL[key])
+        raise ConfigError(f"{key}: pandas has no function `{function}`.{hint} Known are, for example: {usual}.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing, nullcontext
 from typing import Any
 
 from maze.console.runs import Progress
 from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
 from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, has_display, recorded
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
@@ -45,36 +47,34 @@ class SequentialRolloutRunner(RolloutRunner):
         maze_env, policy = self.init_env_and_agent(
             env, wrappers, self.max_episode_steps, agent, self.input_dir, env_timeout=self.env_timeout
         )
-        can_render = self.render and has_display() and can_be_drawn(maze_env)
-        record_pages = self.record_pages or int(self.render and not can_render)
-        if self.render and not can_render:
-            print(
-                "No display or drawing library was found; each episode is written as an HTML page.",
-                flush=True,
-            )
-        self._announce(agent)
-        self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
-        policy, seeds = self.best_plays(maze_env, policy, self.draw_episode_seeds(maze_env), self.search)
-        with (
-            recorded(
-                maze_env,
-                self.record_trajectory,
-                self.record_event_logs,
-                self.record_actions,
-                record_pages,
-                self.record_parquet,
-            ) as (recorded_env, self._recorder),
-            Progress(self.n_episodes, "Rollouts") as self._progress,
-        ):
-            self.run_interaction_loop(
-                recorded_env,
-                policy,
-                self.n_episodes,
-                render=can_render,
-                episode_end_callback=self.update_progress,
-                episode_seeds=seeds,
-                deterministic=self.deterministic,
-            )
+        with nullcontext() if isinstance(env, MazeEnv) else closing(maze_env):  # an object is the caller's
+            can_render = self.render and has_display() and can_be_drawn(maze_env)
+            record_pages = self.record_pages or int(self.render and not can_render)
+            if self.render and not can_render:
+                print("No display or drawing library was found; each episode is written as an HTML page.", flush=True)
+            self._announce(agent)
+            self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
+            policy, seeds = self.best_plays(maze_env, policy, self.draw_episode_seeds(maze_env), self.search)
+            with (
+                recorded(
+                    maze_env,
+                    self.record_trajectory,
+                    self.record_event_logs,
+                    self.record_actions,
+                    record_pages,
+                    self.record_parquet,
+                ) as (recorded_env, self._recorder),
+                Progress(self.n_episodes, "Rollouts") as self._progress,
+            ):
+                self.run_interaction_loop(
+                    recorded_env,
+                    policy,
+                    self.n_episodes,
+                    render=can_render,
+                    episode_end_callback=self.update_progress,
+                    episode_seeds=seeds,
+                    deterministic=self.deterministic,
+                )
         self.stats, self.n_cut_off = self._report.publish(), self._report.n_cut_off
         for page in self._recorder.pages:
             print(f"Open the episode in a browser: {page.absolute()}", flush=True)

@@ -78,6 +78,18 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     return int(value)
 
 
+def real_number(key: str, value: Any) -> float:
+    """Check a number of a configuration, which may be infinite.
+
+    :param key: Its key.
+    :param value: The number.
+    :raises ConfigError: It is not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+        raise ConfigValueError(f"{key}: expected a number, found {value!r}.")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
 def positive_number(key: str, value: Any) -> float:
     """Check a positive number of a configuration.
 

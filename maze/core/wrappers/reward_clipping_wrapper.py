@@ -7,6 +7,7 @@ from typing import Any
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigValueError
+from maze.core.utils.config_utils import real_number
 from maze.core.wrappers.wrapper import RewardWrapper
 
 
@@ -16,19 +17,19 @@ class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
     :param env: The environment to wrap.
     :param min_val: Smallest reward passed on.
     :param max_val: Largest reward passed on.
-    :raises ConfigError: The range is empty.
+    :raises ConfigError: The range is empty, or not of numbers.
     """
 
     CLONED = (*RewardWrapper.CLONED, "min_val", "max_val")
 
     def __init__(self, env: MazeEnv[Any], min_val: float, max_val: float) -> None:
+        self.min_val = real_number("RewardClippingWrapper.min_val", min_val)
+        self.max_val = real_number("RewardClippingWrapper.max_val", max_val)
         if min_val > max_val:
             raise ConfigValueError(
                 f"RewardClippingWrapper: `min_val` ({min_val}) is larger than `max_val` ({max_val})."
             )
         super().__init__(env)
-        self.min_val = min_val
-        self.max_val = max_val
 
     @override(RewardWrapper)
     def reward(self, reward: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from maze.core.annotations import override
@@ -96,6 +97,15 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
     @override(BaseEnv)
     def close(self) -> None:
         self.env.close()
+
+
+def time_limited(env_factory: Callable[[], Any], max_episode_steps: int) -> Any:
+    """Make an environment with a time limit.
+
+    :param env_factory: Makes the environment.
+    :param max_episode_steps: See :class:`TimeLimitWrapper`.
+    """
+    return TimeLimitWrapper.wrap(env_factory(), max_episode_steps=max_episode_steps)
 
 
 class CallTimeLimitWrapper(Wrapper[Any]):

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.structured_env import StepKeyType
-from maze.core.utils.factory import ConfigType
+from maze.core.utils.factory import ConfigType, plain_container
 from maze.perception.models import auto_model_composer
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.perception.models.model_composer import BaseModelComposer, Critic
@@ -49,13 +49,15 @@ class FlattenConcatModelComposer(BaseModelComposer):
         self.handed_over = _more_than_flat(action_spaces_dict, observation_spaces_dict, networks) if networks else ""
         """Why the model is derived from the spaces; empty: it is not."""
         self._composer: BaseModelComposer
+        critic_by_step = auto_model_composer.as_step_critic(critic)
+        self._splits_critic = len(action_spaces_dict) > 1 and critic_by_step != plain_container(critic)
         if self.handed_over:
             settings = {key: networks[0][key] for key in ("hidden_units", "non_lin") if networks[0].get(key)}
             settings["shared_embedding"] = "head_units" in networks[0]
             self._composer = auto_model_composer.AutoModelComposer(
                 *given,
                 auto_model_composer.without_flat_networks(policy),
-                auto_model_composer.as_step_critic(critic),
+                critic_by_step,
                 **settings,
             )
         else:
@@ -79,7 +81,8 @@ class FlattenConcatModelComposer(BaseModelComposer):
     @override(BaseModelComposer)
     def save_models(self, save_path: str | Path = ".") -> None:
         if self.handed_over:
-            print(f"model=flatten_concat hands over to model=auto: {self.handed_over}.", flush=True)
+            kept = " Critics value each sub-step on its own; model=auto keeps a shared critic." * self._splits_critic
+            print(f"model=flatten_concat hands over to model=auto: {self.handed_over}.{kept}", flush=True)
         self._composer.save_models(save_path)
 
 

@@ -82,8 +82,12 @@ def test_unknown_events_attributes_and_functions_are_named_with_those_that_there
         renderer.render_current_episode_stats(log, "A.b")
     with pytest.raises(ConfigError, match="no attribute `weight`; it has: piece, size"):
         renderer.render_current_episode_stats(log, "CutEvents.cut", metric_name="weight")
-    with pytest.raises(AttributeError, match="cumsun"):
+    with pytest.raises(
+        ConfigError, match=r"post_processing_func: .*`cumsun`.*Did you mean `cumsum`\?.*cumprod, cummax"
+    ):
         renderer.render_current_episode_stats(log, post_processing_func="cumsun")
+    with pytest.raises(ConfigError, match=r"aggregation_func: .*`maximum`.*Did you mean `max`\?.*sum, mean, median"):
+        renderer.render_current_episode_stats(log, aggregation_func="maximum")
 
 
 def test_closing_closes_the_renderers_own_figure_only(log):

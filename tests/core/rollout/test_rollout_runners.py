@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,30 @@ def test_a_worker_that_fails_is_named(fault: str, message: str) -> None:
 def test_a_maze_error_passes_through_unchanged() -> None:
     with pytest.raises(ConfigError, match="CartPole-v99"):
         parallel().run_with(env={**ENV, "name": "CartPole-v99"}, wrappers={}, agent=RANDOM)
+
+
+class ClosedEnv(GymMazeEnv):
+    """Count how often its objects are closed."""
+
+    n_closed = 0
+
+    def close(self) -> None:
+        ClosedEnv.n_closed += 1
+        super().close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_sequential_rollout_closes_the_environment_that_it_built(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClosedEnv, "n_closed", 0)
+    agent = {"_target_": "maze.core.agent.dummy_cartpole_policy.DummyCartPolePolicy"}
+    name = "MountainCar-v0" if fails else "CartPole-v1"  # the policy expects four numbers
+    with pytest.raises(ValueError, match="mismatch") if fails else nullcontext():
+        sequential(1).run_with(env={"_target_": ClosedEnv, "env": name}, wrappers={}, agent=agent)
+    assert ClosedEnv.n_closed == 1
+    sequential(1).run_with(env=ClosedEnv("CartPole-v1"), wrappers={}, agent=agent)
+    assert ClosedEnv.n_closed == 1, "an object is the caller's"
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "three", True, None])

@@ -141,6 +141,25 @@ def test_rewards_are_scaled_and_clipped():
         RewardClippingWrapper(env, min_val=1.0, max_val=0.0)
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "arguments", "key"),
+    [
+        (RewardScalingWrapper, {"scale": "abc"}, "scale"),
+        (RewardScalingWrapper, {"scale": None}, "scale"),
+        (RewardClippingWrapper, {"min_val": "low", "max_val": 1.0}, "min_val"),
+        (RewardClippingWrapper, {"min_val": -1.0, "max_val": float("nan")}, "max_val"),
+    ],
+)
+def test_bounds_and_factors_of_rewards_have_to_be_numbers(wrapper, arguments, key):
+    with pytest.raises(ConfigError, match=rf"{wrapper.__name__}\.{key}: expected a number, found {arguments[key]!r}"):
+        wrapper(GymMazeEnv(CountingEnv()), **arguments)
+
+
+def test_rewards_may_be_clipped_on_one_side():
+    env = RewardClippingWrapper(GymMazeEnv(CountingEnv()), min_val=-float("inf"), max_val=1)
+    assert [env.reward(reward) for reward in (-1e9, 0.5, 3.0)] == [-1e9, 0.5, 1]
+
+
 class Squared(RewardWrapper):
     def reward(self, reward):
         return reward**2

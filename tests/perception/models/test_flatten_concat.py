@@ -10,9 +10,11 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
+from maze.perception.models.auto_model_composer import AutoModelComposer
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateValueNet
 from maze.perception.models.model_composer import BaseModelComposer
 
+PROBABILISTIC = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
 SHAPES = {"vector": (3,), "image": (2, 4), "level": ()}
 
 
@@ -120,10 +122,17 @@ def test_categories_are_encoded_as_unit_vectors():
 
 def test_several_substeps_share_one_entry_of_the_configuration(tmp_path, capsys):
     steps = {0: spaces.Dict({"vector": FLAT["vector"]}), "second": FLAT}
-    model = composed(steps, {0: CHOICE, "second": spaces.Dict({"move": spaces.Box(-1, 1, (2,))})})
+    actions = {0: CHOICE, "second": spaces.Dict({"move": spaces.Box(-1, 1, (2,))})}
+    model = composed(steps, actions)
     assert list(model.policy.networks) == [0, "second"]
     model.save_models(tmp_path)
-    assert "there are 2 sub-steps, and one network is configured" in capsys.readouterr().out
+    assert list(model.critic.networks) == [0, "second"]
+    reason = "there are 2 sub-steps, and one network is configured"
+    kept = "Critics value each sub-step on its own; model=auto keeps a shared critic."
+    assert capsys.readouterr().out == f"model=flatten_concat hands over to model=auto: {reason}. {kept}\n"
+    critic = OmegaConf.load(files("maze.conf") / "critic" / "flatten_concat_shared.yaml")
+    auto = AutoModelComposer(actions, steps, dict.fromkeys(steps, 1), [], PROBABILISTIC, critic)
+    assert list(auto.critic.networks) == [0]
 
 
 def test_width_activation_and_shared_embeddings_are_taken_along():

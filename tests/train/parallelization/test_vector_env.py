@@ -14,7 +14,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
-from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import ObservationWrapper
@@ -213,11 +213,21 @@ def test_an_environment_with_statistics_is_not_wrapped_again_and_collects_none_o
     assert wrapped.get_stats(LogStatsLevel.EPOCH).reduce() == {}
 
 
-def test_disabling_epoch_statistics_twice_is_harmless_and_the_sink_swallows():
-    wrapped = LogStatsWrapper.wrap(counting_env())
-    disable_epoch_level_stats(wrapped)
-    disable_epoch_level_stats(wrapped)
-    SinkHoleConsumer().receive({})
+@pytest.mark.parametrize(("n_times", "n_episodes"), [(0, 3), (1, 0), (2, 0)])
+def test_disabled_epoch_statistics_stay_empty_and_those_of_episodes_complete(n_times, n_episodes):
+    env = LogStatsWrapper.wrap(counting_env(((1, "terminated"),)))
+    for _ in range(n_times):
+        disable_epoch_level_stats(env)
+    for _ in range(3):
+        env.reset()
+        _, reward, _, _ = env.step({"move": 0})
+    env.reset()
+    epoch = env.get_stats(LogStatsLevel.EPOCH).reduce()
+    assert epoch.get(LogStatsKey(BaseEnvEvents.reward, "episode_count", None), 0) == n_episodes
+    assert env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPISODE, name="sum") == reward
+    sink = SinkHoleConsumer()
+    sink.receive(epoch)
+    assert not vars(sink), "nothing is kept"
 
 
 def test_seeds_must_be_one_per_environment():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +16,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import increment_log_step
 from maze.core.utils.factory import ConfigType, Factory
-from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.time_limit_wrapper import time_limited
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.multi_evaluator import MultiEvaluator
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
@@ -118,7 +118,7 @@ class BCTrainer(EpochTrainer):
         if (n_episodes := config.n_eval_episodes) > 0:
             env_factory = run.env_factory
             if env_factory is not None and config.max_episode_steps > 0:
-                env_factory = partial(_time_limited, env_factory, config.max_episode_steps)
+                env_factory = partial(time_limited, env_factory, config.max_episode_steps)
             env = run.evaluation_env(n_episodes, env_factory, config.n_eval_workers)
             evaluators.append(RolloutEvaluator(env, n_episodes, None if evaluators else selection, deterministic=True))
         trainer.run_evaluators = evaluators
@@ -294,7 +294,3 @@ class _Minibatches:
             return ["the order of the data starts anew: the data loader has no generator of its own"]
         self._generator.set_state(state_dict["generator"])
         return []
-
-
-def _time_limited(env_factory: Callable[[], Any], max_episode_steps: int) -> Any:
-    return TimeLimitWrapper.wrap(env_factory(), max_episode_steps=max_episode_steps)

@@ -278,6 +278,7 @@ class OfflineTrainer(EpochTrainer):
     ) -> None:
         super().__init__(algorithm_config, model, **common)
         self.action_spaces = action_spaces
+        self._require_learnable_actions()  # before bounds of actions are missed that no bounds would help
         self._has_modes = depends_on_mode(model.networks.values())
         self.generator = seeded_generator(seed, "cpu")
         settings = (self.config.gamma, self.config.batch_size, model.device, self.generator)
@@ -310,6 +311,9 @@ class OfflineTrainer(EpochTrainer):
                 )
         self.optimizers: dict[str, FlatAdam] = {}
         """Optimizers by name; those of subclasses."""
+
+    def _require_learnable_actions(self) -> None:
+        """Raise a `ConfigError` if the algorithm cannot learn an action head, whatever the bounds of its space are."""
 
     @classmethod
     @override(Trainer)
@@ -425,14 +429,16 @@ class CQL(OfflineTrainer):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._networks = {
-            actor: ActionValueNetwork(
-                self.model.network_for(actor), None, factors_of(self.action_spaces[actor.step_key])
-            )
+            actor: ActionValueNetwork(self.model.network_for(actor), None, self._factors[actor.step_key])
             for actor in self.actors
         }
         self.target_networks = copy.deepcopy(self._networks)
         self._followers = TargetNetworks(self.target_networks.values(), self._networks.values())
         self.optimizers["optimizer"] = self._policy_adam()
+
+    @override(OfflineTrainer)
+    def _require_learnable_actions(self) -> None:
+        self._factors = {key: factors_of(space) for key, space in self.action_spaces.items()}
 
     @override(OfflineTrainer)
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
@@ -596,12 +602,6 @@ class TD3BC(OfflineTrainer):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        for actor in self.actors:
-            for head, space in self.action_spaces[actor.step_key].spaces.items():
-                if not isinstance(space, spaces.Box):
-                    raise ConfigError(
-                        f"env: action head `{head}` is {space}, but TD3+BC learns Box actions. Use algorithm=iql."
-                    )
         self._target_policy = InitialPolicy(self.model).policy
         pairs = (*self.model.networks.values(), *self.critic.networks.values())
         targets = (*self._target_policy.networks.values(), *self.critic.target_networks.values())
@@ -609,6 +609,15 @@ class TD3BC(OfflineTrainer):
         self._policy_parameters = self.model.parameters()
         self.optimizers["critic_optimizer"] = self._adam(self._critics())
         self.optimizers["policy_optimizer"] = self._policy_adam()
+
+    @override(OfflineTrainer)
+    def _require_learnable_actions(self) -> None:
+        for of_substep in self.action_spaces.values():
+            for head, space in of_substep.spaces.items():
+                if not isinstance(space, spaces.Box):
+                    raise ConfigError(
+                        f"env: action head `{head}` is {space}, but TD3+BC learns Box actions. Use algorithm=iql."
+                    )
 
     @override(OfflineTrainer)
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:

@@ -307,9 +307,11 @@ def test_unsupported_training_setups_are_refused_with_their_key() -> None:
         trainer(IQL, IQLConfig(), data, STRUCTURED)
     with pytest.raises(ConfigError, match=r"action head `item` is Discrete.*TD3.BC learns Box actions"):
         trainer(TD3BC, TD3BCConfig(), structured_log(3), STRUCTURED)
-    with pytest.raises(ConfigError, match=r"action head `valve` is Box"):
-        trainer(CQL, CQLConfig(), valve_log(3), VALVE)
     unbounded = {0: spaces.Dict(valve=spaces.Box(-np.inf, np.inf, (1,)))}
+    half_bounded = {0: spaces.Dict(valve=spaces.Box(0.0, np.inf, (1,)))}
+    for box in (VALVE, half_bounded):
+        with pytest.raises(ConfigError, match=r"action head `valve` is Box.*CQL choose among Discrete"):
+            trainer(CQL, CQLConfig(), valve_log(3), box)
     with pytest.raises(ConfigError, match=r"`valve`: .*Give the action space finite bounds"):
         LoggedBatches(valve_log(3), unbounded, 0.9, 4, "cpu", torch.Generator())
 
