@@ -144,13 +144,18 @@ def main() -> None:
     tasks = [(options.episodes, seed) for seed in range(options.first_seed, options.first_seed + options.repetitions)]
     results = []
     with ProcessPoolExecutor(options.jobs) as pool:
-        for result in pool.map(one_repetition, tasks):
-            results.append(result)
-            fitted = [each for row in results for each in row if each.estimator == "fqe"]
-            n_covered = sum(each.estimate.low <= exact[each.policy][0] <= each.estimate.high for each in fitted)
-            print(f"{len(results)} repetitions: FQE covers {n_covered} of {len(fitted)}", file=sys.stderr, flush=True)
+        try:
+            for result in pool.map(one_repetition, tasks):
+                results.append(result)
+                fitted = [each for row in results for each in row if each.estimator == "fqe"]
+                n_covered = sum(each.estimate.low <= exact[each.policy][0] <= each.estimate.high for each in fitted)
+                print(
+                    f"{len(results)} repetitions: FQE covers {n_covered} of {len(fitted)}", file=sys.stderr, flush=True
+                )
+        except KeyboardInterrupt:  # the table of what is done
+            pool.shutdown(cancel_futures=True)
     seconds = time.perf_counter() - begin
-    print(f"seconds of a repetition (one process): {seconds * options.jobs / options.repetitions:.1f}")
+    print(f"seconds of a repetition (one process): {seconds * options.jobs / len(results):.1f}")
     print(f"{'estimator':10} {'coverage':>9} {'rmse':>8} {'width':>8} {'rank':>6} {'refused':>8}")
     for name in ESTIMATORS:
         truth = {policy: values[0 if name in FITTED else 1] for policy, values in exact.items()}

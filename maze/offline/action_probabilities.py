@@ -213,6 +213,12 @@ def action_distribution(
     return ChosenActions(chosen)
 
 
+def are_enumerated(action_space: spaces.Dict) -> bool:
+    """Return whether :func:`candidates` are all joint actions."""
+    sizes = [part.n for part in action_space.values() if isinstance(part, spaces.Discrete) and part.start == 0]
+    return len(sizes) == len(action_space.spaces) and bool(np.prod(sizes) <= MOST_ENUMERATED)
+
+
 def candidates(
     distribution: ActionDistribution, action_space: spaces.Dict, n_rows: int, n_samples: int, rng: np.random.Generator
 ) -> tuple[Arrays, Array]:
@@ -221,11 +227,11 @@ def candidates(
     :return: Actions `[n_rows, n_candidates, *shape]` by head, and their weights `[n_rows, n_candidates]`, of sum 1.
     """
     heads = action_space.spaces
-    sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete) and space.start == 0]
-    if len(sizes) < len(heads) or np.prod(sizes) > MOST_ENUMERATED:
+    if not are_enumerated(action_space):
         drawn = [distribution.sample(rng) for _ in range(n_samples)]
         actions = {head: np.stack([draw[head] for draw in drawn], 1) for head in drawn[0]}
         return actions, np.full((n_rows, n_samples), 1.0 / n_samples)
+    sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete)]
     columns = [
         {head: np.full(n_rows, choice) for head, choice in zip(heads, choices, strict=True)}
         for choices in itertools.product(*(range(n) for n in sizes))

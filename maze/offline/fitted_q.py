@@ -28,7 +28,7 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.utils import isolated_global_generator
-from maze.offline.action_probabilities import Arrays, action_distribution, candidates
+from maze.offline.action_probabilities import Arrays, action_distribution, are_enumerated, candidates
 
 Array = np.ndarray[Any, Any]
 _EPISODES_AT_ONCE = 256  # whose matrices are kept in memory at the same time
@@ -85,7 +85,10 @@ class FittedValues:
 
 
 class _Inputs:
-    """Network inputs of a sub-step key: logged and candidate actions with standardised observations."""
+    """Network inputs of a sub-step key: logged and candidate actions with standardised observations.
+
+    Where all actions are candidates, those of an observation that the log contains several times are evaluated once.
+    """
 
     def __init__(
         self,
@@ -101,11 +104,14 @@ class _Inputs:
         n_rows = len(next(iter(table.observations.values())))
         agents = np.zeros(n_rows, np.int64)
         agents[: table.n_actions] = data.agent_ids[data.positions(key)]
-        encoded = np.concatenate(
-            [np.asarray(v, np.float32).reshape(n_rows, -1) for v in table.observations.values()], 1
-        )
-        encoded = (encoded - encoded.mean(0)) / np.maximum(encoded.std(0), 1e-6)
-        by_agent = np.unique(agents)
+        flat = np.concatenate([np.asarray(v).reshape(n_rows, -1) for v in table.observations.values()], 1)
+        first = places = np.arange(n_rows)
+        if are_enumerated(space):
+            _, first, places = np.unique(np.c_[flat, agents], axis=0, return_index=True, return_inverse=True)
+        self.places = torch.from_numpy(places.reshape(-1))
+        """Row of each logged observation among the distinct ones."""
+        encoded, by_agent, agents = flat.astype(np.float32), np.unique(agents), agents[first]
+        encoded = (encoded[first] - encoded.mean(0)) / np.maximum(encoded.std(0), 1e-6)
         if len(by_agent) > 1:
             encoded = np.concatenate([encoded, (agents[:, None] == by_agent).astype(np.float32)], 1)
         self.observations = torch.from_numpy(encoded.clip(-10.0, 10.0).astype(np.float32))
@@ -113,7 +119,7 @@ class _Inputs:
         parts = []
         for agent in by_agent:
             rows = np.flatnonzero(agents == agent)
-            seen = {name: values[rows] for name, values in table.observations.items()}
+            seen = {name: values[first[rows]] for name, values in table.observations.items()}
             distribution = action_distribution(policy, seen, ActorID(key, int(agent)), space, greedy)
             parts.append((rows, *candidates(distribution, space, len(rows), n_samples, rng)))
         order = np.concatenate([rows for rows, _, _ in parts]).argsort()
@@ -129,17 +135,18 @@ class _Inputs:
         return self.observations.shape[1] + self.logged.shape[1]
 
     def of_logged(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.observations[rows], self.logged[rows]], -1)
+        return torch.cat([self.observations[self.places[rows]], self.logged[rows]], -1)
 
     def of_drawn(self, rows: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         """Return one candidate for each observation, drawn by the weights."""
+        rows = self.places[rows]
         below = self.weights[rows].cumsum(1) < torch.from_numpy(rng.random((len(rows), 1)))
         place = below.sum(1).clamp(max=self.weights.shape[1] - 1)
         return torch.cat([self.observations[rows], self.candidates[rows, place]], -1)
 
-    def of_candidates(self, rows: torch.Tensor) -> torch.Tensor:
-        actions = self.candidates[rows]
-        seen = self.observations[rows].unsqueeze(1).expand(-1, actions.shape[1], -1)
+    def of_candidates(self, distinct: torch.Tensor) -> torch.Tensor:
+        actions = self.candidates[distinct]
+        seen = self.observations[distinct].unsqueeze(1).expand(-1, actions.shape[1], -1)
         return torch.cat([seen, actions], -1)
 
 
@@ -289,12 +296,12 @@ def _features(
         positions = data.positions(key)
         of_logged = [network.hidden(part.of_logged(rows), member) for rows in _chunks(data.rows[positions], 1)]
         phi[positions, place] = _with_bias(torch.cat(of_logged))
-        n_rows, n_candidates = part.weights.shape
+        n_distinct, n_candidates = part.weights.shape
         means = [
             (part.weights[rows].unsqueeze(1) @ network.hidden(part.of_candidates(rows), member)).squeeze(1)
-            for rows in _chunks(np.arange(n_rows), n_candidates)
+            for rows in _chunks(np.arange(n_distinct), n_candidates)
         ]
-        of_rows = _with_bias(torch.cat(means))
+        of_rows = _with_bias(torch.cat(means))[part.places]
         expected[positions, place] = of_rows[data.rows[positions]]
         following[part.followed, place] = of_rows[data.next_rows[part.followed]]
     return phi, following, expected
