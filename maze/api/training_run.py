@@ -21,6 +21,7 @@ from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunConte
 from maze.cli import run_summary
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
+from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.env.space_values import check_entries, dict_specs
@@ -48,7 +49,6 @@ from maze.train.utils.run_process import EpochSummary
 if TYPE_CHECKING:
     import pandas as pd
 
-    from maze.core.agent.policy import Policy
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.evaluation.comparison import Comparison
 
@@ -293,7 +293,7 @@ class TrainingRun:
         if eval_kwargs.get("n_episodes") is not None:
             whole_number("n_episodes", eval_kwargs["n_episodes"], 1)
         found: Any = other
-        if isinstance(found, type) or not (found is None or hasattr(found, "compute_action")):
+        if not isinstance(found, Policy | None):
             expected = f"{found.__name__}(...)" if isinstance(found, type) else "an object such as RandomPolicy(...)"
             raise InvalidSpecificationError(f"policy: found {shown_value(found)}, expected {expected}.")
         if other is None:

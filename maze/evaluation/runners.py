@@ -140,7 +140,7 @@ class ComparisonRunner(EvaluationRunner):
         super().__post_init__()
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
         require_policies(self.policies)
-        self.minimize, self.maximize = names_of(self.minimize), names_of(self.maximize)
+        self.minimize, self.maximize = goals_of(self.minimize, self.maximize)
         risk: Any = [] if self.risk is None else self.risk
         given = [*risk] if isinstance(risk, Sequence) else [risk]
         self._levels = [float(level) for level in given if isinstance(level, float) and 0.0 < level < 1.0]
@@ -422,9 +422,27 @@ class ReplayRunner(EvaluationRunner):
         return dict(seeds).get(own, seeds[0][1]) if own is not None else seeds[0][1]
 
 
-def names_of(given: str | Sequence[str] | None) -> list[str]:
-    """Return names, given as one name or several; `None`: none."""
+def names_of(key: str, given: str | Sequence[str] | None) -> list[str]:
+    """Return names, given as one name or several; `None`: none.
+
+    :param key: Their key in the configuration.
+    :param given: The names.
+    :raises ConfigError: They are something else.
+    """
+    if not isinstance(given, str | Sequence | None):
+        raise ConfigError(f"{key}: expected a name, or a list of names, found {given!r}.")
     return [given] if isinstance(given, str) else [*map(str, given or ())]
+
+
+def goals_of(minimize: str | Sequence[str] | None, maximize: str | Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Return the names of the minimised and of the maximised measures.
+
+    :raises ConfigError: They are not names, or a measure is among both.
+    """
+    less, more = names_of("runner.minimize", minimize), names_of("runner.maximize", maximize)
+    if both := sorted({*less} & {*more}):
+        raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}.")
+    return less, more
 
 
 def require_policies(policies: Any) -> None:

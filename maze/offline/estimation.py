@@ -110,7 +110,7 @@ class EstimationRunner(EvaluationRunner):
         use_one_thread()  # small matrices: more threads only compete
         config = EstimationConfig(
             gamma=self.gamma,
-            estimators=tuple(names_of(self.estimators) or ESTIMATORS),
+            estimators=tuple(names_of("runner.estimators", self.estimators) or ESTIMATORS),
             n_bootstrap=self.n_bootstrap,
             min_effective_episodes=self.min_effective_episodes,
             max_unsupported=self.max_unsupported,

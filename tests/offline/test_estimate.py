@@ -279,7 +279,8 @@ def test_policies_that_leave_their_action_space_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gamma": 1.5}, r"gamma: expected a number in \[0, 1\], found 1.5"),
+        ({"gamma": 1.5}, "gamma: expected a number of at least 0 and at most 1, found 1.5"),
+        ({"gamma": "high"}, "gamma: expected a number of at least 0 and at most 1, found 'high'"),
         ({"estimators": ("fqe", "guess")}, r"\['guess'\] are unknown"),
         ({"n_bootstrap": 0}, "n_bootstrap: expected a whole number of at least 2, found 0"),
     ],

@@ -148,10 +148,12 @@ def test_rewards_are_scaled_and_clipped():
         (RewardScalingWrapper, {"scale": None}, "scale"),
         (RewardClippingWrapper, {"min_val": "low", "max_val": 1.0}, "min_val"),
         (RewardClippingWrapper, {"min_val": -1.0, "max_val": float("nan")}, "max_val"),
+        (ReturnNormalizationRewardWrapper, {"gamma": "high", "epsilon": 1e-8}, "gamma"),
+        (ReturnNormalizationRewardWrapper, {"gamma": 0.9, "epsilon": -1}, "epsilon"),
     ],
 )
-def test_bounds_and_factors_of_rewards_have_to_be_numbers(wrapper, arguments, key):
-    with pytest.raises(ConfigError, match=rf"{wrapper.__name__}\.{key}: expected a number, found {arguments[key]!r}"):
+def test_settings_of_reward_wrappers_have_to_be_numbers_in_their_range(wrapper, arguments, key):
+    with pytest.raises(ConfigError, match=rf"{wrapper.__name__}\.{key}: expected a number.*, found {arguments[key]!r}"):
         wrapper(GymMazeEnv(CountingEnv()), **arguments)
 
 
