@@ -114,8 +114,9 @@ def test_time_limit_works_around_gymnasium_environments():
     assert env.reset()[1] == {"seed": None}
     assert env.step(0)[2:4] == (False, False)
     assert env.step(0)[2:4] == (False, True)
-    with pytest.raises(ConfigError, match="negative"):
-        env.set_max_episode_steps(-1)
+    for wrong in (-1, "five", 2.5):
+        with pytest.raises(ConfigError, match=rf"max_episode_steps: expected a whole number of at least 0.*{wrong}"):
+            env.set_max_episode_steps(wrong)
 
 
 @pytest.mark.parametrize(
