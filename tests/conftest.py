@@ -37,7 +37,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # what is deselected is gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of two workers, each gets half of the list: slow modules are dealt out and come first, to leave no long tail."""
+    """Each worker gets an equal part of the list: slow modules are dealt out and come first, to leave no long tail."""
     if not hasattr(config, "workerinput"):
         return
     modules: dict[Path, list[pytest.Item]] = {}
@@ -47,16 +47,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         path: sum(not {"slow", "long"}.isdisjoint(item.keywords) for item in module) for path, module in modules.items()
     }
     slow = sorted((path for path in modules if n_slow[path]), key=lambda path: -n_slow[path])
-    halves: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
-    loads = [0, 0]
+    parts: list[list[pytest.Item]] = [[] for _ in range(config.workerinput["workercount"])]
+    loads = [0] * len(parts)
     for path in slow:
-        half = loads.index(min(loads))
-        loads[half] += n_slow[path]
-        halves[half].extend(modules[path])
+        part = loads.index(min(loads))
+        loads[part] += n_slow[path]
+        parts[part].extend(modules[path])
     for path, module in modules.items():
         if not n_slow[path]:
-            min(halves, key=len).extend(module)
-    items[:] = [*halves[0], *halves[1]]
+            min(parts, key=len).extend(module)
+    items[:] = [item for part in parts for item in part]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -17,6 +17,7 @@ from tests.test_documentation import BLOCK, ROOT
 PAGE = ROOT / "docs" / "guide" / "first_hour.md"
 CODE = "\n\n".join(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
 STEPS = "n_steps=100_000"
+SIZES, SMALL = "WAITING, N_ORDERS, CHANGEOVER = 5, 40, 3", "WAITING, N_ORDERS, CHANGEOVER = 5, 8, 3"
 MAZE_RUN = [sys.executable, "-c", "import sys; from maze.maze_cli import main; sys.exit(main())"]
 
 
@@ -40,6 +41,8 @@ def run_directory(directory: Path) -> Path:
 def test_the_first_page_runs_from_an_empty_directory_and_its_result_is_picked_up_again(tmp_path: Path) -> None:
     short = '"algorithm.epoch_length": 1, "runner.concurrency": 2'
     code = CODE.replace(STEPS, "n_steps=400)\n    rc.train(n_steps=200").replace('"algorithm.lr": 0.001', short)
+    assert SIZES in code
+    code = code.replace(SIZES, SMALL)
     (tmp_path / "workshop.py").write_text(code, encoding="utf-8")
     printed = in_directory(tmp_path, sys.executable, "workshop.py")
 

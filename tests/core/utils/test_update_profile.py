@@ -85,19 +85,20 @@ def test_parts_not_profiled_in_short_runs_are_reported(tmp_path: Path) -> None:
     assert ["includes set-up" in text for text in texts] == [True, False]
 
 
+def parts_of_a_run(directory: Path, *runner: str) -> set[str]:
+    """Parts that take time in the profile of a run; `tests/train/parallelization/test_on_ray.py` has that on Ray."""
+    command = ["-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "algorithm.rollout_evaluator=null"]
+    sizes = ["algorithm.n_epochs=1", "algorithm.epoch_length=3", "runner.concurrency=2", f"hydra.run.dir={directory}"]
+    assert main([*command, *sizes, *runner, "runner.profile=true", "verbose=0"]) == 0
+    return {name for name, (ms, _) in rows_of((directory / "profile.txt").read_text()).items() if ms > 0}
+
+
 @pytest.mark.parametrize(
     ("runner", "parts"),
     [
         ("dev", {COLLECTING, LEARNING}),
         pytest.param("local", {COLLECTING, WAITING, TRANSFER, LEARNING}, marks=pytest.mark.slow),
-        pytest.param("ray", {COLLECTING, WAITING, TRANSFER, LEARNING}, marks=[pytest.mark.long, pytest.mark.ray]),
     ],
 )
 def test_a_run_writes_its_update_profile(runner: str, parts: set[str], tmp_path: Path) -> None:
-    if runner == "ray":
-        pytest.importorskip("ray")
-    command = ["-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "algorithm.rollout_evaluator=null"]
-    sizes = ["algorithm.n_epochs=1", "algorithm.epoch_length=3", "runner.concurrency=2", f"hydra.run.dir={tmp_path}/r"]
-    assert main([*command, *sizes, f"runner={runner}", "runner.profile=true", "verbose=0"]) == 0
-    rows = rows_of((tmp_path / "r" / "profile.txt").read_text())
-    assert {name for name, (ms, _) in rows.items() if ms > 0} >= parts
+    assert parts_of_a_run(tmp_path / "run", f"runner={runner}") >= parts

@@ -30,6 +30,7 @@ from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.update_profile import COLLECTING, LEARNING, TRANSFER, WAITING
 from maze.core.utils.worker_pool import ClusterEvents
 from maze.core.utils.worker_process import unpicklable
 from maze.core.wrappers.log_stats_wrapper import stats_value
@@ -41,6 +42,7 @@ from maze.train.parallelization.on_ray.cluster import ActorPool, ray_session, re
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.placement import InProcess
 from tests.cli.sweep_stub import write_root_config
+from tests.core.utils.test_update_profile import parts_of_a_run
 from tests.s3_server import S3Server, StoredObject
 from tests.train.parallelization.placements import differing, recorded_by, trained
 from tests.train.parallelization.toy_envs import counting_env, random_walk_env, slow_third_env
@@ -169,6 +171,10 @@ class TestSameResults:
             assert what in output
         assert "object_store_megabytes" in output
         assert not differing(here, there)
+
+    def test_a_run_writes_its_update_profile(self, cluster: Any, tmp_path: Path) -> None:
+        parts = parts_of_a_run(tmp_path / "run", "runner=ray", "runner.address=auto", "runner.env_groups=2")
+        assert parts >= {COLLECTING, WAITING, TRANSFER, LEARNING}
 
     def test_impala_trains_and_resumes(self, cluster: Any, tmp_path: Path) -> None:
         options = ["algorithm=impala", "runner=ray", "algorithm.num_actors=1", "algorithm.actors_batch_size=2"]

@@ -300,7 +300,7 @@ def test_equally_good_solutions_teach_nothing() -> None:
 
     config = SelfLabellingConfig(instances=2, samples=7, n_epochs=1, epoch_length=1, rollout_evaluator=None)
     with run_of(config, lambda: TimeLimitWrapper.wrap(BatchedMazeEnv(Paid), max_episode_steps=2)) as run:
-        run.train(n_epochs=0)
+        run.train(n_epochs=1)
         before = {name: value.clone() for name, value in run.policy.networks["door"].state_dict().items()}
         run.train(n_epochs=1)
         torch.testing.assert_close(run.policy.networks["door"].state_dict(), before, rtol=0.0, atol=0.0)
