@@ -191,9 +191,8 @@ class TrainingRun:
     def require_trainable(self) -> None:
         """Raise a :class:`RunContextError` if the run cannot be trained further."""
         if self._end is not None:
-            raise RunContextError(
-                f"{self._end} Resume from the last checkpoint: RunContext(run_dir={str(self.run_dir)!r}, ...)."
-            )
+            resuming = f" Resume from the last checkpoint: RunContext(run_dir={str(self.run_dir)!r}, ...)."
+            raise RunContextError(f"{self._end}{'' if self.run_dir is None else resuming}")
 
     def prepare(self) -> None:
         """Create the directory, write the run's files, and build the runner, unless this was done."""

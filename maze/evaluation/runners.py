@@ -26,7 +26,7 @@ from maze.core.rollout.solve import EpisodeSeeds
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
-from maze.core.utils.config_utils import count_instances, whole_number
+from maze.core.utils.config_utils import count_instances, number, whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
@@ -249,6 +249,8 @@ class InspectionRunner(EvaluationRunner):
         for name in ("n_episodes", "frames_per_second", "every_k_states"):
             whole_number(f"runner.{name}", getattr(self, name), at_least=1)
         require_policies(self.policies)
+        if self.gamma is not None:
+            number("runner.gamma", self.gamma, 0.0, 1.0)
         if self.choose not in _CHOICES:
             raise ConfigError(f"runner.choose: expected {', '.join(_CHOICES)}, found {self.choose!r}.")
         if self.video is not None:
