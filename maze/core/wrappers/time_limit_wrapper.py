@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigError, ConfigValueError
+from maze.core.utils.config_utils import number, whole_number
 from maze.core.wrappers.wrapper import Wrapper
 from maze.utils.timeout import Timeout
 
@@ -47,13 +47,10 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         """Set the limit, valid from the next step on.
 
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
-        :raises ConfigError: It is negative.
+        :raises ConfigError: It is negative, or not a whole number.
         """
-        if max_episode_steps is not None and max_episode_steps < 0:
-            raise ConfigValueError(
-                f"TimeLimitWrapper: `max_episode_steps` must not be negative, found {max_episode_steps}."
-            )
-        self._max_episode_steps = max_episode_steps or None
+        n_steps = whole_number("TimeLimitWrapper.max_episode_steps", max_episode_steps or 0, at_least=0)
+        self._max_episode_steps = n_steps or None
 
     def remaining_steps(self) -> int | None:
         """Return the environment steps until the episode is cut off; None: there is no limit."""
@@ -147,8 +144,4 @@ def checked_time_limit(name: str, seconds: Any) -> float | None:
     :param seconds: A positive number, or `None`.
     :raises ConfigError: It is something else.
     """
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ConfigError(f"{name}: expected a positive number of seconds, or null for no limit; found {seconds!r}.")
-    return float(seconds)
+    return None if seconds is None else float(number(f"{name} (seconds; null: no limit)", seconds, 0.0, above=True))
