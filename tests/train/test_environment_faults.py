@@ -382,7 +382,7 @@ def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_p
     for name in ("ppo", "rollouts"):
         error, _ = run(name, "dev", "", env_timeout=seconds)
         assert isinstance(error, ConfigError)
-        assert str(error).startswith("runner.env_timeout (seconds; null: no limit): expected a number above 0")
+        assert str(error).startswith("runner.env_timeout: expected a positive number of seconds")
 
 
 @pytest.mark.long

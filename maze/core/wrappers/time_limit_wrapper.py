@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.utils.config_utils import number, whole_number
+from maze.core.errors import ConfigError, ConfigValueError
 from maze.core.wrappers.wrapper import Wrapper
 from maze.utils.timeout import Timeout
 
@@ -49,8 +51,10 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
         :raises ConfigError: It is negative, or not a whole number.
         """
-        n_steps = whole_number("TimeLimitWrapper.max_episode_steps", max_episode_steps or 0, at_least=0)
-        self._max_episode_steps = n_steps or None
+        if max_episode_steps is not None and (not isinstance(max_episode_steps, Integral) or max_episode_steps < 0):
+            expected = "expected a whole number of at least 0, or none"
+            raise ConfigValueError(f"TimeLimitWrapper.max_episode_steps: {expected}, found {max_episode_steps!r}.")
+        self._max_episode_steps = max_episode_steps or None
 
     def remaining_steps(self) -> int | None:
         """Return the environment steps until the episode is cut off; None: there is no limit."""
@@ -144,4 +148,8 @@ def checked_time_limit(name: str, seconds: Any) -> float | None:
     :param seconds: A positive number, or `None`.
     :raises ConfigError: It is something else.
     """
-    return None if seconds is None else float(number(f"{name} (seconds; null: no limit)", seconds, 0.0, above=True))
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ConfigError(f"{name}: expected a positive number of seconds, or null for no limit; found {seconds!r}.")
+    return float(seconds)
