@@ -121,7 +121,7 @@ def trained(name: str, run: Path, n_epochs: int = 1) -> Path:
     :param n_epochs: For how long.
     """
     short = (f"algorithm.n_epochs={n_epochs}", "algorithm.epoch_length=5", "algorithm.n_rollout_steps=16")
-    few = ("runner.concurrency=2", "algorithm.rollout_evaluator.n_episodes=1")
+    few = ("runner.concurrency=2", "algorithm.rollout_evaluator.n_episodes=1", "runner.normalization_samples=500")
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         status = maze_run(["-cn", "conf_train", *CASES[name], *short, *few, f"hydra.run.dir={run}"])

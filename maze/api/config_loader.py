@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ class ConfigurationLoader:
             yield "tracking", [Choice(self.tracking, placed=(("tracking", dict(self.tracking)),))]
         elif self.tracking is not None and is_training:  # a list is one choice: several trackers
             names = [self.tracking] if isinstance(self.tracking, str) else self.tracking
-            if not all(isinstance(name, str) for name in names):
+            if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
                 raise InvalidSpecificationError(f"tracking: expected a name, names or a mapping, found {names!r}.")
             yield "tracking", [Choice(self.tracking, (f"tracking={value_text(names)}",))]
         if self.experiment is not None:

@@ -379,6 +379,9 @@ class ImproveRunner(runners.EvaluationRunner):
                 "('policy={_target_: my_module.MyHeuristic}')."
             )
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
+        for name in ("horizon", "n_processes"):
+            if getattr(self, name) is not None:
+                whole_number(f"runner.{name}", getattr(self, name), at_least=1)
         self._budget_s = duration("budget", self.budget)
         self._thresholds = read_thresholds({}, self.minimize, self.maximize, margin=0.0)
         require_episodes(self.n_episodes, self._thresholds)
@@ -418,7 +421,7 @@ class ImproveRunner(runners.EvaluationRunner):
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
         self._rungs = [replace(each, evaluation=each.evaluation.first(self._common)) for each in self._rungs]
-        goals = map(runners.names_of, (self.minimize, self.maximize))
+        goals = runners.goals_of(self.minimize, self.maximize)
         self.improvement = Improvement(self._rungs, self._failures, self._confirmed(), self.horizon, *goals)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison

@@ -21,6 +21,7 @@ from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunConte
 from maze.cli import run_summary
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
+from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.env.space_values import check_entries, dict_specs
@@ -48,7 +49,6 @@ from maze.train.utils.run_process import EpochSummary
 if TYPE_CHECKING:
     import pandas as pd
 
-    from maze.core.agent.policy import Policy
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.evaluation.comparison import Comparison
 
@@ -191,9 +191,8 @@ class TrainingRun:
     def require_trainable(self) -> None:
         """Raise a :class:`RunContextError` if the run cannot be trained further."""
         if self._end is not None:
-            raise RunContextError(
-                f"{self._end} Resume from the last checkpoint: RunContext(run_dir={str(self.run_dir)!r}, ...)."
-            )
+            resuming = f" Resume from the last checkpoint: RunContext(run_dir={str(self.run_dir)!r}, ...)."
+            raise RunContextError(f"{self._end}{'' if self.run_dir is None else resuming}")
 
     def prepare(self) -> None:
         """Create the directory, write the run's files, and build the runner, unless this was done."""
@@ -293,7 +292,7 @@ class TrainingRun:
         if eval_kwargs.get("n_episodes") is not None:
             whole_number("n_episodes", eval_kwargs["n_episodes"], 1)
         found: Any = other
-        if isinstance(found, type) or not (found is None or hasattr(found, "compute_action")):
+        if not isinstance(found, Policy | None):
             expected = f"{found.__name__}(...)" if isinstance(found, type) else "an object such as RandomPolicy(...)"
             raise InvalidSpecificationError(f"policy: found {shown_value(found)}, expected {expected}.")
         if other is None:

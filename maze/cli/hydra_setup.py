@@ -124,12 +124,12 @@ _PLACE = re.compile(r"path=(pkg|file)://(?!hydra\.conf)(\S.*)")
 def _missing_config(error: MissingConfigException) -> str:
     missing = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, option = missing.rpartition("/")
-    options = list(error.options or ())
+    searched = (resources.files(path) if kind == "pkg" else Path(path) for kind, path in _PLACE.findall(str(error)))
+    places = [place for place in (base.joinpath(group) for base in searched) if place.is_dir()]
+    files = [entry.name for place in places for entry in place.iterdir()]
+    options = error.options or [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
     if not group:
-        searched = (resources.files(path) if kind == "pkg" else Path(path) for kind, path in _PLACE.findall(str(error)))
-        files = [entry.name for place in searched if place.is_dir() for entry in place.iterdir()]
-        known = [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
-        return f"-cn {missing}: there is no such root configuration." + suggestion(missing, known)
+        return f"-cn {missing}: there is no such root configuration." + suggestion(missing, options)
     if not options:
         return f"{group}={option}: there is no group {group!r}, or it is empty."
     return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")

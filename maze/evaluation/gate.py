@@ -12,9 +12,10 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
+from maze.core.utils.config_utils import number
 from maze.core.utils.files import aligned
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
-from maze.evaluation.runners import ComparisonRunner, names_of
+from maze.evaluation.runners import ComparisonRunner, goals_of
 from maze.report import estimates
 from maze.report.page import Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
@@ -74,10 +75,8 @@ def read_thresholds(
         raise ConfigError(
             f"thresholds: expected a YAML file or a mapping such as {{waste: {{goal: less}}}}, found {config!r}."
         )
-    default = _number("runner.margin", margin)
-    minimize, maximize = names_of(minimize), names_of(maximize)
-    if both := sorted({*minimize} & {*maximize}):
-        raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}.")
+    default = number("runner.margin", margin)
+    minimize, maximize = goals_of(minimize, maximize)
     goals = {RETURN: MORE, **dict.fromkeys(maximize, MORE), **dict.fromkeys(minimize, LESS)}
     thresholds = {measure: Threshold(goal, default) for measure, goal in goals.items()}
     for name, entry in config.items():
@@ -99,7 +98,7 @@ def read_thresholds(
         if goal == NONE:
             thresholds.pop(measure, None)
         else:
-            checked = {key: _number(f"{where}.{key}", value) for key, value in numbers.items()}
+            checked = {key: number(f"{where}.{key}", value) for key, value in numbers.items()}
             bounds = _bounds(f"{where}.range", given["range"]) if "range" in given else None
             thresholds[measure] = Threshold(goal, **{"margin": default, **checked}, range=bounds)
     return thresholds
@@ -395,16 +394,10 @@ def _tolerated(each: Judged) -> str:
     return f"{bound:+.5g}{limit}"
 
 
-def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{where}: expected a number, such as 0.02 for two per cent, found {value!r}.")
-    return float(value)
-
-
 def _bounds(where: str, value: Any) -> estimates.Bounds:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise ConfigError(f"{where}: expected the smallest and the largest value, such as [0, 500], found {value!r}.")
-    low, high = (_number(where, end) for end in value)
+    low, high = (number(where, end) for end in value)
     if not low < high:
         raise ConfigError(f"{where}: expected the smallest value first, found {value!r}.")
     return low, high

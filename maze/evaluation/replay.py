@@ -31,7 +31,7 @@ from maze.core.log_stats.log_stats import LogStatsLevel, StatsContext
 from maze.core.rendering.trajectory_page import OtherFuture, text_of, write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
-from maze.core.utils.config_utils import whole_number
+from maze.core.utils.config_utils import shown_value, whole_number
 from maze.core.utils.files import aligned
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
@@ -257,6 +257,10 @@ def what_if(
     """
     if action is None and policy is None:
         raise ConfigError("what_if: expected action, policy, or both; found none of them.")
+    given = [("env", env, MazeEnv), ("episode", episode, StateTrajectoryRecord), ("policy", policy, Policy)]
+    for name, value, kind in given:
+        if not isinstance(value, kind) and (name, value) != ("policy", None):
+            raise ConfigError(f"what_if: {name}: expected a {kind.__name__}, found {shown_value(value)}.")
     step, substep = whole_number("what_if.step", step, 0), whole_number("what_if.substep", substep, 0)
     player = _Player(env, episode)
     recorded = player.as_recorded()

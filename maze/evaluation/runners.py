@@ -26,7 +26,7 @@ from maze.core.rollout.solve import EpisodeSeeds
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
-from maze.core.utils.config_utils import count_instances, whole_number
+from maze.core.utils.config_utils import count_instances, number, whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
@@ -140,7 +140,7 @@ class ComparisonRunner(EvaluationRunner):
         super().__post_init__()
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
         require_policies(self.policies)
-        self.minimize, self.maximize = names_of(self.minimize), names_of(self.maximize)
+        self.minimize, self.maximize = goals_of(self.minimize, self.maximize)
         risk: Any = [] if self.risk is None else self.risk
         given = [*risk] if isinstance(risk, Sequence) else [risk]
         self._levels = [float(level) for level in given if isinstance(level, float) and 0.0 < level < 1.0]
@@ -249,6 +249,8 @@ class InspectionRunner(EvaluationRunner):
         for name in ("n_episodes", "frames_per_second", "every_k_states"):
             whole_number(f"runner.{name}", getattr(self, name), at_least=1)
         require_policies(self.policies)
+        if self.gamma is not None:
+            number("runner.gamma", self.gamma, 0.0, 1.0)
         if self.choose not in _CHOICES:
             raise ConfigError(f"runner.choose: expected {', '.join(_CHOICES)}, found {self.choose!r}.")
         if self.video is not None:
@@ -422,9 +424,27 @@ class ReplayRunner(EvaluationRunner):
         return dict(seeds).get(own, seeds[0][1]) if own is not None else seeds[0][1]
 
 
-def names_of(given: str | Sequence[str] | None) -> list[str]:
-    """Return names, given as one name or several; `None`: none."""
+def names_of(key: str, given: str | Sequence[str] | None) -> list[str]:
+    """Return names, given as one name or several; `None`: none.
+
+    :param key: Their key in the configuration.
+    :param given: The names.
+    :raises ConfigError: They are something else.
+    """
+    if not isinstance(given, str | Sequence | None):
+        raise ConfigError(f"{key}: expected a name, or a list of names, found {given!r}.")
     return [given] if isinstance(given, str) else [*map(str, given or ())]
+
+
+def goals_of(minimize: str | Sequence[str] | None, maximize: str | Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Return the names of the minimised and of the maximised measures.
+
+    :raises ConfigError: They are not names, or a measure is among both.
+    """
+    less, more = names_of("runner.minimize", minimize), names_of("runner.maximize", maximize)
+    if both := sorted({*less} & {*more}):
+        raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}.")
+    return less, more
 
 
 def require_policies(policies: Any) -> None:

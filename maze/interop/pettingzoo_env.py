@@ -26,6 +26,7 @@ from maze.core.errors import ConfigError, ConfigImportError, did_you_mean, insta
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
+from maze.core.utils.config_utils import number
 from maze.core.utils.factory import locate, named_module
 from maze.core.wrappers import maze_gym_env_wrapper
 from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
@@ -152,8 +153,7 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
         encode: Mapping[str, int] | None = None,
         action_mask: bool | None = None,
     ) -> None:
-        if not 0.0 <= random_opponents <= 1.0:
-            raise ConfigError(f"env.random_opponents: expected a share of episodes, 0 to 1, found {random_opponents}.")
+        number("env.random_opponents", random_opponents, 0.0, 1.0)
         make = env if isinstance(env, type) or (callable(env) and not hasattr(env, "step")) else None
         aec_env = as_aec(env if make is None else make())
         actors = actors_of(aec_env, policies)

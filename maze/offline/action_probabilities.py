@@ -20,6 +20,7 @@ from maze.core.env.space_values import masked_heads
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
+from maze.core.utils.config_utils import number
 from maze.core.utils.factory import ConfigType
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.dict import DictProbabilityDistribution
@@ -139,10 +140,8 @@ class ExploringPolicy(Policy):
     def __init__(
         self, base: Policy | ConfigType, epsilon: float, action_spaces_dict: Mapping[Any, spaces.Dict]
     ) -> None:
-        if not 0.0 <= epsilon <= 1.0:
-            raise ConfigError(f"ExploringPolicy: expected `epsilon` in [0, 1], found {epsilon}.")
         self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
-        self.epsilon = epsilon
+        self.epsilon = number("policy.epsilon", epsilon, 0.0, 1.0)
         self._random = RandomPolicy(dict(action_spaces_dict))
         self._rng = np.random.default_rng()
 

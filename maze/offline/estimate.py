@@ -27,7 +27,7 @@ from maze.core.agent.policy import Policy
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
-from maze.core.utils.config_utils import whole_number
+from maze.core.utils.config_utils import number, whole_number
 from maze.offline.action_probabilities import action_distribution
 from maze.offline.fitted_q import Array, FittedQConfig, FittedValues, fit_q
 from maze.report.estimates import Estimate
@@ -221,8 +221,7 @@ class EstimationConfig:
     seed: int = 1234
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError(f"gamma: expected a number in [0, 1], found {self.gamma}.")
+        number("gamma", self.gamma, 0.0, 1.0)
         whole_number("n_bootstrap", self.n_bootstrap, at_least=2)
         if unknown := [name for name in self.estimators if name not in ESTIMATORS]:
             raise ConfigError(f"estimators: {unknown} are unknown. Expected some of {list(ESTIMATORS)}.")

@@ -17,6 +17,7 @@ from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, TrajectoryRecord
+from maze.core.utils.config_utils import number
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned, csv_text
 from maze.evaluation.comparison import intervals_figure
@@ -99,8 +100,8 @@ class EstimationRunner(EvaluationRunner):
         self._entries: dict[str, Mapping[str, Any]] = {}
         for name, entry in policies.items():
             runs = runs_of(entry)
-            for number, run in enumerate(runs, 1):
-                self._entries[str(name) if len(runs) == 1 else f"{name} ({number})"] = run
+            for index, run in enumerate(runs, 1):
+                self._entries[str(name) if len(runs) == 1 else f"{name} ({index})"] = run
         if self.behaviour not in (None, CLONED, *self._entries):
             known = f"the name of one of the policies ({', '.join(self._entries)})"
             raise ConfigError(f"{self._section}.behaviour: expected `{CLONED}` or {known}, found {self.behaviour!r}.")
@@ -110,7 +111,7 @@ class EstimationRunner(EvaluationRunner):
         use_one_thread()  # small matrices: more threads only compete
         config = EstimationConfig(
             gamma=self.gamma,
-            estimators=tuple(names_of(self.estimators) or ESTIMATORS),
+            estimators=tuple(names_of("runner.estimators", self.estimators) or ESTIMATORS),
             n_bootstrap=self.n_bootstrap,
             min_effective_episodes=self.min_effective_episodes,
             max_unsupported=self.max_unsupported,
@@ -180,6 +181,7 @@ class EvidenceGateRunner(EstimationRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        number("runner.margin", self.margin)
         policies: Any = self.policies
         for name, entry in policies.items():
             run_of(name, entry)

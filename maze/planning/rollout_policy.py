@@ -24,7 +24,7 @@ from maze.core.env.space_values import allowed_values, masks_of_heads
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
-from maze.core.utils.config_utils import duration, positive_number, whole_number
+from maze.core.utils.config_utils import duration, number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.utils.worker_pool import ProcessPool
 from maze.planning import planner
@@ -145,10 +145,8 @@ class RolloutPolicy(Policy):
         most = _SCENARIOS if budget is None else _MOST_SCENARIOS
         self.scenarios = whole_number("policy.scenarios", most if scenarios is None else scenarios, at_least=1)
         self.candidates = whole_number("policy.candidates", candidates, at_least=2)
-        self.gamma = positive_number("policy.gamma", gamma)
-        self.confidence = positive_number("policy.confidence", confidence)
-        if self.confidence >= 1.0 or self.gamma > 1.0:
-            raise ConfigError(f"policy: expected confidence < 1 and gamma <= 1, found {confidence} and {gamma}.")
+        self.gamma = number("policy.gamma", gamma, 0.0, 1.0, above=True)
+        self.confidence = number("policy.confidence", confidence, 0.0, 1.0, above=True, below=True)
         self.n_processes = whole_number("policy.n_processes", n_processes, at_least=1)
         if self.n_processes > 1 and multiprocessing.parent_process() is not None:
             raise ConfigError("policy.n_processes: expected 1 in a worker process; or use runner=sequential.")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import ConfigError, did_you_mean, first_line, optional_package, unknown_key_error
-from maze.core.utils.config_utils import CheckedConfig
+from maze.core.utils.config_utils import CheckedConfig, number
 
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",
@@ -118,8 +118,7 @@ class TuneParameters(CheckedConfig):
         stop: Mapping[str, float | None] = self.stop or {}
         self.stop = {key: value for key, value in stop.items() if value is not None}
         for key, value in self.stop.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{self.section}.stop.{key}: expected a number, found {value!r}.")
+            number(f"{self.section}.stop.{key}", value, infinite=True)
         self.require_integer("checkpoint_freq", minimum=0)
 
     def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:

@@ -190,6 +190,13 @@ def test_calls_that_need_a_trained_policy_are_refused_before_training(name: str)
         call(RunContext(algorithm="a2c"))
 
 
+class Half:
+    """Acts, but is no policy: it has no generators to seed."""
+
+    def compute_action(self, *arguments: Any, **named: Any) -> dict[str, int]:
+        return {"action": 0}
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -199,6 +206,13 @@ def test_calls_that_need_a_trained_policy_are_refused_before_training(name: str)
         (lambda rc: rc.evaluate(n_episode=2), "evaluate: n_episode: unknown argument. Did you mean `n_episodes`"),
         (lambda rc: rc.evaluate(policy=RandomPolicy), r"policy: found the class RandomPolicy, expected RandomPolicy\("),
         (lambda rc: rc.evaluate(policy="random"), "policy: found 'random'.*, expected an object such as Random"),
+        (lambda rc: rc.evaluate(policy=Half()), "policy: found .*Half.*, expected an object such as RandomPolicy"),
+        (lambda rc: rc.compare(n_episodes=2, minimize=3), "runner.minimize: expected a name, or a list .*, found 3"),
+        (
+            lambda rc: rc.compare(n_episodes=2, minimize="steps", maximize=["steps"]),
+            "runner.minimize and runner.maximize both name steps",
+        ),
+        (lambda rc: rc.rollout(record_pages="yes"), "runner.record_pages: expected a whole number .*, found 'yes'"),
         (lambda rc: rc.rollout(max_steps=3), "runner.max_steps.*unknown key.*max_episode_steps"),
         (lambda rc: rc.rollout(runner="dev"), "runner: the chosen one cannot run this"),
     ],

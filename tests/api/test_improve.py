@@ -268,6 +268,8 @@ def test_a_heuristic_that_fails_ends_the_improvement() -> None:
         ({"budget_s": -1}, "budget: expected a number above 0"),
         ({"n_episodes": 20}, "n_episodes: expected at least 200"),
         ({"budget_s": 1e-4}, "20 episodes of the heuristic take more than"),
+        ({"horizon": "far"}, "runner.horizon: expected a whole number of at least 1, found 'far'"),
+        ({"n_processes": 0}, "runner.n_processes: expected a whole number of at least 1, found 0"),
         ({"heuristic": None}, "policy: name the heuristic"),
         ({"minimize": "wast"}, "The episodes have no measure wast"),
         ({"n_episode": 200}, "improve: n_episode: unknown argument. Did you mean `n_episodes`?"),

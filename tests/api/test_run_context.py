@@ -264,8 +264,12 @@ def test_a_closed_run_context_keeps_its_policy_and_trains_no_more() -> None:
     with trained() as rc:
         observation = rc.env_factory().reset()
     assert rc.compute_action(observation)["action"] in (0, 1)
-    with pytest.raises(RunContextError, match="is closed"):
+    with pytest.raises(RunContextError, match=r"is closed.*run_dir="):
         rc.train(n_epochs=1)
+    untrained = context()
+    untrained.close()
+    with pytest.raises(RunContextError, match=r"is closed\.$"):
+        untrained.train(n_epochs=1)
 
 
 def test_errors_of_the_caller_are_not_those_of_the_run() -> None:

@@ -92,6 +92,7 @@ USAGE_ERRORS = [
     (["policy=torch"], "policy=torch: there is no such option. Did you mean `torch_policy`?"),
     (["-cn", "conf_train", "algorithm=pp0"], "Did you mean `ppo`? Options of algorithm: a2c,"),
     (["-cn", "conf_train", "model=flat"], "Did you mean `flatten_concat`? Options of model: "),
+    (["-cn", "conf_train", "tracking=[wanb]"], "Did you mean `wandb`? Options of tracking: csv, mlflow,"),
     (["-cn", "conf_train", "wrappers=vector"], "wrappers=vector: there is no such option"),
     (["-cn", "conf_train", "algorithm=ppo", "runner=sequential"], "runner=sequential does not fit algorithm=ppo"),
     (["-cn", "conf_trian"], "Did you mean `conf_train`?"),

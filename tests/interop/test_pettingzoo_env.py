@@ -174,7 +174,7 @@ def test_with_random_opponents_one_agent_acts_and_only_its_rewards_count():
 
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_canary_share_is_between_0_and_1(share):
-    with pytest.raises(ConfigError, match="random_opponents: expected a share"):
+    with pytest.raises(ConfigError, match="random_opponents: expected a number of at least 0 and at most 1"):
         PettingZooEnv(Duel(), random_opponents=share)
 
 

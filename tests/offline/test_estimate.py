@@ -16,6 +16,7 @@ from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.offline.action_probabilities import ExploringPolicy, action_distribution, candidates
 from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate, log_probabilities
+from maze.offline.estimation import EvidenceGateRunner
 from maze.offline.fitted_q import FittedQConfig
 
 ACTION_SPACES = {"pick": spaces.Dict(item=spaces.Discrete(3)), "place": spaces.Dict(side=spaces.Discrete(2))}
@@ -279,7 +280,8 @@ def test_policies_that_leave_their_action_space_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gamma": 1.5}, r"gamma: expected a number in \[0, 1\], found 1.5"),
+        ({"gamma": 1.5}, "gamma: expected a number of at least 0 and at most 1, found 1.5"),
+        ({"gamma": "high"}, "gamma: expected a number of at least 0 and at most 1, found 'high'"),
         ({"estimators": ("fqe", "guess")}, r"\['guess'\] are unknown"),
         ({"n_bootstrap": 0}, "n_bootstrap: expected a whole number of at least 2, found 0"),
     ],
@@ -287,3 +289,15 @@ def test_policies_that_leave_their_action_space_are_refused() -> None:
 def test_settings_outside_their_range_are_refused(settings, message) -> None:
     with pytest.raises(ConfigError, match=message):
         EstimationConfig(**settings)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, "half"])
+def test_an_exploration_outside_its_range_is_refused(share) -> None:
+    with pytest.raises(ConfigError, match=rf"policy\.epsilon: expected a number .*, found {share!r}"):
+        ExploringPolicy(Constant(), share, ACTION_SPACES)
+
+
+def test_a_margin_that_is_no_number_is_refused_before_anything_is_estimated() -> None:
+    policies = {"baseline": {"_target_": "some.Policy"}, "candidate": {"_target_": "some.Policy"}}
+    with pytest.raises(ConfigError, match=r"runner\.margin: expected a number, found 'much'"):
+        EvidenceGateRunner(policies, "log", margin="much")

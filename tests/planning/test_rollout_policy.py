@@ -314,7 +314,8 @@ def test_a_deployment_plans_for_reported_states() -> None:
         ({"scenarios": 0}, "policy.scenarios"),
         ({"horizon": 0}, "policy.horizon"),
         ({"candidates": 1}, "policy.candidates"),
-        ({"confidence": 1.0}, "confidence < 1"),
+        ({"confidence": 1.0}, "policy.confidence: expected a number above 0 and below 1, found 1.0"),
+        ({"gamma": "high"}, "policy.gamma: expected a number above 0 and at most 1, found 'high'"),
         ({"value": "critic"}, "a run with a state critic"),
     ],
 )

@@ -328,6 +328,11 @@ def test_several_runs_of_one_name_are_refused() -> None:
         inspected.run()
 
 
+def test_a_discount_factor_that_is_no_number_is_refused_before_an_episode_is_played() -> None:
+    with pytest.raises(ConfigError, match=r"runner\.gamma: expected a number of at least 0 and at most 1, found 'x'"):
+        InspectionRunner({"acts": {}}, gamma="x")  # type: ignore[arg-type]
+
+
 def test_an_inspection_without_policies_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-cn", "conf_inspect", "hydra.run.dir=inspected"]) in (1, 2)
     assert "expected policies by name" in capsys.readouterr().err

@@ -253,6 +253,8 @@ class NoisyCartPole(GymMazeEnv):
         (cartpole, {"step": "0", "action": 1}, ConfigError, "what_if.step: expected a whole number of .* found '0'"),
         (cartpole, {"step": 0, "action": 1, "substep": 0.5}, ConfigError, "what_if.substep: expected a whole number"),
         (cartpole, {"step": 1}, ConfigError, "expected action, policy, or both"),
+        (lambda: cartpole, {"step": 1, "action": 1}, ConfigError, "what_if: env: expected a MazeEnv, found <function"),
+        (cartpole, {"step": 1, "policy": "random"}, ConfigError, "what_if: policy: expected a Policy, found 'random'"),
         (
             cartpole,
             {"step": 1, "action": 5},

@@ -28,7 +28,12 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ["rllib/runner=dev", "runner.num_workers=0", "runner.log_level=ERROR", "runner.eval_episodes=2"]
+QUICK = [
+    *("rllib/runner=dev", "runner.num_workers=0", "runner.log_level=ERROR", "runner.eval_episodes=2"),
+    "runner.normalization_samples=500",
+]
+OFF_POLICY = [f"algorithm.config.{key}" for key in ("min_sample_timesteps_per_iteration=300", "train_batch_size=32")]
+LEARNING_STARTS = "algorithm.config.num_steps_sampled_before_learning_starts"
 SMALL_PPO = ["algorithm.config.train_batch_size=400", "algorithm.config.num_epochs=4"]
 NORMALIZED = ["model=auto", "model.normalize_observations=true"]
 SEEDS = ["seeding.env_base_seed=1", "seeding.agent_base_seed=2"]
@@ -124,7 +129,7 @@ def test_running_statistics_are_learned_between_iterations(trained: Path) -> Non
     ("arguments", "n_seen"),
     [
         (["rllib/algorithm=ppo", *SMALL_PPO, "rllib/runner=local", "runner.num_workers=2"], 800),
-        (["rllib/algorithm=dqn", "algorithm.config.num_steps_sampled_before_learning_starts=1990"], 2000),
+        (["rllib/algorithm=dqn", *OFF_POLICY, f"{LEARNING_STARTS}=590"], 600),
     ],
     ids=["ppo with workers", "dqn"],
 )
@@ -164,7 +169,8 @@ def test_the_same_seeds_give_the_same_weights(trained: Path, cluster: str, tmp_p
             "critic=flatten_concat_state_action",
             "env.name=Pendulum-v1",
             SQUASHED,
-            "algorithm.config.num_steps_sampled_before_learning_starts=990",
+            *OFF_POLICY,
+            f"{LEARNING_STARTS}=290",
         ],
         ["model=rllib", "model.fcnet_hiddens=[16,16]", "model.vf_share_layers=False", *SMALL_PPO],
         [

@@ -163,9 +163,10 @@ def test_a_run_context_takes_names_lists_and_mappings(tmp_path: Path) -> None:
         names = {path.name.partition(".tfevents")[0] for path in (tmp_path / str(number)).iterdir()}
         assert ("events.out" in names) == has_events
         assert "progress.csv" in names
-    with pytest.raises(InvalidSpecificationError, match="tracking: expected a name"):
-        RunContext("CartPole-v1", tracking=[3], **rest)
-    with pytest.raises(InvalidSpecificationError, match="wandbb"):
+    for wrong in ([3], 3):
+        with pytest.raises(InvalidSpecificationError, match="tracking: expected a name"):
+            RunContext("CartPole-v1", tracking=wrong, **rest)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSpecificationError, match=r"wandbb: there is no such option\. Did you mean `wandb`"):
         RunContext("CartPole-v1", tracking="wandbb", **rest)
 
 

@@ -376,7 +376,7 @@ def test_an_endless_episode_is_reported_and_stopped(monkeypatch: Any, caplog: An
     assert "evaluation environment 1: the episode has not ended after 50 steps" in warning
 
 
-@pytest.mark.parametrize("seconds", [0, -1, True, "long"])
+@pytest.mark.parametrize("seconds", [0, -1, True, "long", float("inf")])
 def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("ppo", "rollouts"):

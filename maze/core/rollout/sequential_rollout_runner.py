@@ -37,7 +37,8 @@ class SequentialRolloutRunner(RolloutRunner):
     ) -> None:
         super().__init__(n_episodes, max_episode_steps, record_trajectory, record_event_logs, **rest)
         self.render = render
-        self.record_pages = whole_number("runner.record_pages", int(record_pages), at_least=0)
+        every_k = int(record_pages) if isinstance(record_pages, bool) else record_pages
+        self.record_pages = whole_number("runner.record_pages", every_k, at_least=0)
         self._recorder: EpisodeRecorder | None = None
         self._report: RolloutReport | None = None
         self._progress: Progress | None = None
@@ -47,23 +48,17 @@ class SequentialRolloutRunner(RolloutRunner):
         maze_env, policy = self.init_env_and_agent(
             env, wrappers, self.max_episode_steps, agent, self.input_dir, env_timeout=self.env_timeout
         )
+        can_render = self.render and has_display() and can_be_drawn(maze_env)
+        record_pages = self.record_pages or int(self.render and not can_render)
+        if self.render and not can_render:
+            print("No display or drawing library was found; each episode is written as an HTML page.", flush=True)
+        self._announce(agent)
+        self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
+        kinds = self.record_trajectory, self.record_event_logs, self.record_actions, record_pages, self.record_parquet
         with nullcontext() if isinstance(env, MazeEnv) else closing(maze_env):  # an object is the caller's
-            can_render = self.render and has_display() and can_be_drawn(maze_env)
-            record_pages = self.record_pages or int(self.render and not can_render)
-            if self.render and not can_render:
-                print("No display or drawing library was found; each episode is written as an HTML page.", flush=True)
-            self._announce(agent)
-            self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
             policy, seeds = self.best_plays(maze_env, policy, self.draw_episode_seeds(maze_env), self.search)
             with (
-                recorded(
-                    maze_env,
-                    self.record_trajectory,
-                    self.record_event_logs,
-                    self.record_actions,
-                    record_pages,
-                    self.record_parquet,
-                ) as (recorded_env, self._recorder),
+                recorded(maze_env, *kinds) as (recorded_env, self._recorder),
                 Progress(self.n_episodes, "Rollouts") as self._progress,
             ):
                 self.run_interaction_loop(

@@ -78,18 +78,6 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     return int(value)
 
 
-def real_number(key: str, value: Any) -> float:
-    """Check a number of a configuration, which may be infinite.
-
-    :param key: Its key.
-    :param value: The number.
-    :raises ConfigError: It is not a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
-        raise ConfigValueError(f"{key}: expected a number, found {value!r}.")
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
 def positive_number(key: str, value: Any) -> float:
     """Check a positive number of a configuration.
 
@@ -97,18 +85,36 @@ def positive_number(key: str, value: Any) -> float:
     :param value: The number.
     :raises ConfigError: It is not a number, or not above 0 and finite.
     """
-    return _number(key, value, 0.0, above=True)
+    return number(key, value, 0.0, above=True)
 
 
-def _number(
-    key: str, value: Any, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
+def number(
+    key: str,
+    value: Any,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+    infinite: bool = False,
 ) -> float:
-    is_number = not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
-    is_high = is_number and (value > minimum if above else value >= minimum)
+    """Check a number of a configuration; NumPy's become Python's.
+
+    :param key: Its key.
+    :param value: The number.
+    :param minimum: Smallest number allowed.
+    :param maximum: Largest number allowed.
+    :param above: Whether `minimum` itself is excluded.
+    :param below: Whether `maximum` itself is excluded.
+    :param infinite: Whether it may be infinite.
+    :raises ConfigError: It is not a number, NaN, infinite, or outside the range.
+    """
+    is_number = not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
+    is_high = is_number and (infinite or math.isfinite(value)) and (value > minimum if above else value >= minimum)
     if not is_high or not (value < maximum if below else value <= maximum):
-        lower = f"{'above' if above else 'of at least'} {minimum:g}"
+        lower = "" if minimum == -math.inf else f" {'above' if above else 'of at least'} {minimum:g}"
         upper = "" if maximum == math.inf else f" and {'below' if below else 'at most'} {maximum:g}"
-        raise ConfigValueError(f"{key}: expected a number {lower}{upper}, found {value!r}.")
+        raise ConfigValueError(f"{key}: expected a number{lower}{upper}, found {value!r}.")
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
@@ -180,7 +186,7 @@ class CheckedConfig:
         :param below: Whether `maximum` itself is excluded.
         """
         key = f"{self.section}.{name}"
-        setattr(self, name, _number(key, getattr(self, name), minimum, maximum, above=above, below=below))
+        setattr(self, name, number(key, getattr(self, name), minimum, maximum, above=above, below=below))
 
     def require_choice(self, name: str, choices: Collection[Any]) -> None:
         """Raise a `ConfigError` unless the field is one of `choices`."""

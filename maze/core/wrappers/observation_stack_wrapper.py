@@ -13,6 +13,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigValueError
+from maze.core.utils.config_utils import whole_number
 from maze.core.wrappers.wrapper import (
     Observation,
     ObservationsAndActions,
@@ -102,8 +103,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         name, tag, n_steps = entry["observation"], entry.get("tag"), entry["stack_steps"]
         if is_mask(name):
             raise ConfigValueError(f"{where}: `{name}` is an action mask; masks are never stacked.")
-        if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-            raise ConfigValueError(f"{where}: `stack_steps` must be a positive integer, found {n_steps!r}.")
+        whole_number(f"{where}.stack_steps", n_steps, at_least=1)
         if entry.get("keep_original") and not tag:
             raise ConfigValueError(f"{where}: `keep_original: true` needs a `tag` to tell the stack from the original.")
         target = f"{name}-{tag}" if tag else name

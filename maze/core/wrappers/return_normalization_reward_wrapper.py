@@ -11,7 +11,8 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.simulated_env_mixin import Future
-from maze.core.errors import CheckpointError, ConfigError
+from maze.core.errors import CheckpointError
+from maze.core.utils.config_utils import number
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
 
 
@@ -79,12 +80,8 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
     """
 
     def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
-        if not 0.0 <= gamma <= 1.0 or epsilon < 0.0:
-            raise ConfigError(
-                f"Return normalization: expected `gamma` in [0, 1] and `epsilon` >= 0, found {gamma} and {epsilon}."
-            )
-        self.gamma = gamma
-        self.epsilon = epsilon
+        self.gamma = number("ReturnNormalizationRewardWrapper.gamma", gamma, 0.0, 1.0)
+        self.epsilon = number("ReturnNormalizationRewardWrapper.epsilon", epsilon, 0.0)
         self.is_frozen = False
         self._return = 0.0
         # Number, mean and sum of squared deviations of the returns (Welford 1962).

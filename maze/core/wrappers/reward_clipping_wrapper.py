@@ -7,7 +7,7 @@ from typing import Any
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigValueError
-from maze.core.utils.config_utils import real_number
+from maze.core.utils.config_utils import number
 from maze.core.wrappers.wrapper import RewardWrapper
 
 
@@ -23,8 +23,8 @@ class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
     CLONED = (*RewardWrapper.CLONED, "min_val", "max_val")
 
     def __init__(self, env: MazeEnv[Any], min_val: float, max_val: float) -> None:
-        self.min_val = real_number("RewardClippingWrapper.min_val", min_val)
-        self.max_val = real_number("RewardClippingWrapper.max_val", max_val)
+        self.min_val = number("RewardClippingWrapper.min_val", min_val, infinite=True)
+        self.max_val = number("RewardClippingWrapper.max_val", max_val, infinite=True)
         if min_val > max_val:
             raise ConfigValueError(
                 f"RewardClippingWrapper: `min_val` ({min_val}) is larger than `max_val` ({max_val})."

@@ -8,7 +8,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.utils.config_utils import real_number
+from maze.core.utils.config_utils import number
 from maze.core.wrappers.wrapper import RewardWrapper
 
 
@@ -17,14 +17,14 @@ class RewardScalingWrapper(RewardWrapper[MazeEnv[Any]]):
 
     :param env: The environment to wrap.
     :param scale: The factor.
-    :raises ConfigError: It is not a number.
+    :raises ConfigError: It is not a finite number.
     """
 
     CLONED = (*RewardWrapper.CLONED, "scale")
 
     def __init__(self, env: MazeEnv[Any], scale: float) -> None:
         super().__init__(env)
-        self.scale = real_number("RewardScalingWrapper.scale", scale)
+        self.scale = number("RewardScalingWrapper.scale", scale)
 
     @override(RewardWrapper)
     def reward(self, reward: float) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, ClassVar
 
 from maze.core.annotations import override
@@ -47,12 +49,11 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         """Set the limit, valid from the next step on.
 
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
-        :raises ConfigError: It is negative.
+        :raises ConfigError: It is negative, or not a whole number.
         """
-        if max_episode_steps is not None and max_episode_steps < 0:
-            raise ConfigValueError(
-                f"TimeLimitWrapper: `max_episode_steps` must not be negative, found {max_episode_steps}."
-            )
+        if max_episode_steps is not None and (not isinstance(max_episode_steps, Integral) or max_episode_steps < 0):
+            expected = "expected a whole number of at least 0, or none"
+            raise ConfigValueError(f"TimeLimitWrapper.max_episode_steps: {expected}, found {max_episode_steps!r}.")
         self._max_episode_steps = max_episode_steps or None
 
     def remaining_steps(self) -> int | None:
@@ -149,6 +150,6 @@ def checked_time_limit(name: str, seconds: Any) -> float | None:
     """
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ConfigError(f"{name}: expected a positive number of seconds, or null for no limit; found {seconds!r}.")
     return float(seconds)

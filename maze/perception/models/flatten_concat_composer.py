@@ -49,9 +49,10 @@ class FlattenConcatModelComposer(BaseModelComposer):
         self.handed_over = _more_than_flat(action_spaces_dict, observation_spaces_dict, networks) if networks else ""
         """Why the model is derived from the spaces; empty: it is not."""
         self._composer: BaseModelComposer
-        critic_by_step = auto_model_composer.as_step_critic(critic)
-        self._splits_critic = len(action_spaces_dict) > 1 and critic_by_step != plain_container(critic)
         if self.handed_over:
+            critic_by_step = auto_model_composer.as_step_critic(critic)
+            if len(action_spaces_dict) > 1 and critic_by_step != plain_container(critic):
+                self.handed_over += "; critics value each sub-step on its own (model=auto keeps a shared critic)"
             settings = {key: networks[0][key] for key in ("hidden_units", "non_lin") if networks[0].get(key)}
             settings["shared_embedding"] = "head_units" in networks[0]
             self._composer = auto_model_composer.AutoModelComposer(
@@ -81,8 +82,7 @@ class FlattenConcatModelComposer(BaseModelComposer):
     @override(BaseModelComposer)
     def save_models(self, save_path: str | Path = ".") -> None:
         if self.handed_over:
-            kept = " Critics value each sub-step on its own; model=auto keeps a shared critic." * self._splits_critic
-            print(f"model=flatten_concat hands over to model=auto: {self.handed_over}.{kept}", flush=True)
+            print(f"model=flatten_concat hands over to model=auto: {self.handed_over}.", flush=True)
         self._composer.save_models(save_path)
 
 

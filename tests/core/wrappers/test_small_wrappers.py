@@ -114,8 +114,9 @@ def test_time_limit_works_around_gymnasium_environments():
     assert env.reset()[1] == {"seed": None}
     assert env.step(0)[2:4] == (False, False)
     assert env.step(0)[2:4] == (False, True)
-    with pytest.raises(ConfigError, match="negative"):
-        env.set_max_episode_steps(-1)
+    for wrong in (-1, "five", 2.5):
+        with pytest.raises(ConfigError, match=rf"max_episode_steps: expected a whole number of at least 0.*{wrong}"):
+            env.set_max_episode_steps(wrong)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +149,12 @@ def test_rewards_are_scaled_and_clipped():
         (RewardScalingWrapper, {"scale": None}, "scale"),
         (RewardClippingWrapper, {"min_val": "low", "max_val": 1.0}, "min_val"),
         (RewardClippingWrapper, {"min_val": -1.0, "max_val": float("nan")}, "max_val"),
+        (ReturnNormalizationRewardWrapper, {"gamma": "high", "epsilon": 1e-8}, "gamma"),
+        (ReturnNormalizationRewardWrapper, {"gamma": 0.9, "epsilon": -1}, "epsilon"),
     ],
 )
-def test_bounds_and_factors_of_rewards_have_to_be_numbers(wrapper, arguments, key):
-    with pytest.raises(ConfigError, match=rf"{wrapper.__name__}\.{key}: expected a number, found {arguments[key]!r}"):
+def test_settings_of_reward_wrappers_have_to_be_numbers_in_their_range(wrapper, arguments, key):
+    with pytest.raises(ConfigError, match=rf"{wrapper.__name__}\.{key}: expected a number.*, found {arguments[key]!r}"):
         wrapper(GymMazeEnv(CountingEnv()), **arguments)
 
 

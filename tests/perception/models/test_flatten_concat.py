@@ -128,8 +128,8 @@ def test_several_substeps_share_one_entry_of_the_configuration(tmp_path, capsys)
     model.save_models(tmp_path)
     assert list(model.critic.networks) == [0, "second"]
     reason = "there are 2 sub-steps, and one network is configured"
-    kept = "Critics value each sub-step on its own; model=auto keeps a shared critic."
-    assert capsys.readouterr().out == f"model=flatten_concat hands over to model=auto: {reason}. {kept}\n"
+    kept = "critics value each sub-step on its own (model=auto keeps a shared critic)"
+    assert capsys.readouterr().out == f"model=flatten_concat hands over to model=auto: {reason}; {kept}.\n"
     critic = OmegaConf.load(files("maze.conf") / "critic" / "flatten_concat_shared.yaml")
     auto = AutoModelComposer(actions, steps, dict.fromkeys(steps, 1), [], PROBABILISTIC, critic)
     assert list(auto.critic.networks) == [0]

@@ -40,7 +40,7 @@ sys.exit(main())
 """
 """A command that checks the head more often."""
 HEAD = {
-    "num_cpus": 2,
+    "num_cpus": 1,  # Ray starts as many workers beforehand, of which one is needed
     "object_store_memory": 100 * 2**20,
     "include_dashboard": False,
     "include_log_monitor": False,

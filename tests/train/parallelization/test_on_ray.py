@@ -603,6 +603,16 @@ class TestBadInput:
         with pytest.raises(ConfigError, match=r"Python: 3\.9\.1.*All machines of a cluster need the same versions"):
             ray_session({"address": "auto"}, 1, key="runner.address").__enter__()
 
+    def test_a_node_that_does_not_start_in_time_is_explained(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        @functools.wraps(require_ray().init)
+        def init(**arguments: Any) -> None:
+            raise Exception("The current node timed out during startup.")  # as Ray does
+
+        monkeypatch.setattr(require_ray(), "is_initialized", lambda: False)
+        monkeypatch.setattr(require_ray(), "init", init)
+        with pytest.raises(ConfigError, match=r"runner.address: .*timed out during startup.*memory of this machine"):
+            ray_session({}, 1, key="runner.address").__enter__()
+
     def test_an_environment_that_cannot_be_pickled_names_the_attribute(self, placement: Callable[..., OnRay]) -> None:
         simulator = Simulator()
         with pytest.raises(ConfigError, match=r"env: it cannot be sent.*settings\['lock'\] \(lock\)"):

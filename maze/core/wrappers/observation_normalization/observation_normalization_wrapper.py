@@ -21,6 +21,7 @@ from maze.core.env.simulated_env_mixin import Future
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, did_you_mean
 from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, locate, plain_container
 from maze.core.wrappers.observation_normalization.normalization_strategies import base
 from maze.core.wrappers.wrapper import (
@@ -359,8 +360,7 @@ def estimate_observation_normalization_statistics(env: Any, n_samples: int) -> N
     :param n_samples: Number of (sub-)steps to take.
     :raises ConfigError: The number of samples is not positive.
     """
-    if type(n_samples) is not int or n_samples < 1:
-        raise ConfigError(f"The number of samples for normalization statistics must be positive, found {n_samples!r}.")
+    whole_number("runner.normalization_samples", n_samples, at_least=1)
     policy = env.build_sampling_policy(env.action_spaces_dict)
     names = ", ".join(env.names_to_estimate())
     print(

@@ -74,7 +74,7 @@ def ray_session(
     try:
         with handlers_kept():  # Ray ends the process at SIGTERM; a run has to save its state first
             ray.init(**{**arguments, **config, "address": address})
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
+    except Exception as error:  # a node that does not start in time is a plain Exception
         advice = "Check the arguments of `ray.init` and the memory of this machine."
         if address != _LOCAL:
             advice = (
