@@ -169,7 +169,8 @@ def main() -> None:
         rmse = np.sqrt(np.mean([(entry.estimate.value - truth[entry.policy]) ** 2 for entry in given]))
         width = np.mean([entry.estimate.high - entry.estimate.low for entry in given])
         ranks = [_rank_correlation(row, truth) for row in rows]
-        print(f"{name:10} {covered:9.1%} {rmse:8.3f} {width:8.3f} {np.nanmean(ranks):6.3f} {refused:8.0%}")
+        rank = "" if np.isnan(ranks).all() else f"{np.nanmean(ranks):.3f}"  # of at least three policies
+        print(f"{name:10} {covered:9.1%} {rmse:8.3f} {width:8.3f} {rank:>6} {refused:8.0%}")
 
 
 def _rank_correlation(row: list[PolicyEstimate], truth: dict[str, float]) -> float:

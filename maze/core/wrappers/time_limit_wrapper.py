@@ -51,9 +51,10 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
         :raises ConfigError: It is negative, or not a whole number.
         """
-        if max_episode_steps is not None and (not isinstance(max_episode_steps, Integral) or max_episode_steps < 0):
+        limit: Any = max_episode_steps or 0
+        if not isinstance(limit, Integral) or limit < 0:
             expected = "expected a whole number of at least 0, or none"
-            raise ConfigValueError(f"TimeLimitWrapper.max_episode_steps: {expected}, found {max_episode_steps!r}.")
+            raise ConfigValueError(f"TimeLimitWrapper.max_episode_steps: {expected}, found {limit!r}.")
         self._max_episode_steps = max_episode_steps or None
 
     def remaining_steps(self) -> int | None:
