@@ -157,12 +157,12 @@ class ComparisonRunner(EvaluationRunner):
     def run(self, **kwargs: Any) -> None:
         policies: Any = self.policies
         runs = {str(name): runs_of(entry) for name, entry in policies.items()}
-        with ExitStack() as stack:
-            # All are built first: a wrong argument ends the command before the first policy plays.
-            built = {name: [self.opened(entry, stack) for entry in entries] for name, entries in runs.items()}
-            with Progress(sum(map(len, runs.values())) * self.n_episodes, "Comparison") as progress:
-                played = [self._played(name, pairs, progress) for name, pairs in built.items()]
-            stack.pop_all()  # playing has closed the environments
+        # A wrong argument ends the command before the first policy plays. Environments are opened one at a time, since
+        # simulators may be large, or exist once.
+        for entry in [each for entries in runs.values() for each in entries][1:]:
+            self.built(entry)[0].close()
+        with Progress(sum(map(len, runs.values())) * self.n_episodes, "Comparison") as progress:
+            played = [self._played(name, entries, progress) for name, entries in runs.items()]
         self.comparison = self._compared(played)
         print(self._text(self.comparison), flush=True)
         write_files(self._files(self.comparison))
@@ -205,7 +205,7 @@ class ComparisonRunner(EvaluationRunner):
         """Add further content to the report."""
         return page
 
-    def _played(self, name: str, runs: Sequence[tuple[Any, Policy]], progress: Progress) -> PlayedEpisodes:
+    def _played(self, name: str, runs: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
         episodes: list[list[dict[str, float]]] = []
         shown = name
 
@@ -214,7 +214,8 @@ class ComparisonRunner(EvaluationRunner):
             self._require_goals(Comparison([PlayedEpisodes.of(shown, [episodes[-1][-1:]])]).measures)
             progress.update()
 
-        for env, policy in runs:
+        for run in runs:
+            env, policy = self.built(run)
             shown = marked(name, policy)
             self._rewards[shown] = reward_wrappers(env)
             episodes.append([])

@@ -248,25 +248,24 @@ def test_a_wrong_argument_of_a_later_policy_ends_the_command_before_the_first_on
     assert "unknown argument `speed`" in capsys.readouterr().err
 
 
-def test_each_policy_is_built_once_and_each_environment_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
+def test_one_environment_is_open_at_a_time() -> None:
+    n_open: list[int] = [0]
 
     class Counted(GymMazeEnv):
+        def __init__(self, env: Any) -> None:
+            super().__init__(env)
+            n_open.append(n_open[-1] + 1)
+
         def close(self) -> None:
-            calls.append("close")
+            n_open.append(n_open[-1] - 1)
             super().close()
 
-    class Drawing(RandomPolicy):
-        def __init__(self, action_spaces_dict: Any) -> None:
-            calls.append("policy")
-            super().__init__(action_spaces_dict)
-
-    monkeypatch.setattr("maze.core.agent.random_policy.Drawing", Drawing, raising=False)
-    drawing = {"_target_": "maze.core.agent.random_policy.Drawing"}
-    command = ComparisonRunner({"a": drawing, "b": drawing}, 2, max_episode_steps=2)
+    drawing = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    command = ComparisonRunner({"a": drawing, "b": drawing, "c": drawing}, 2, max_episode_steps=2)
     command.setup(OmegaConf.create({"env": lambda: Counted("CartPole-v1")}, flags={"allow_objects": True}))
     command.run()
-    assert sorted(calls) == ["close", "close", "policy", "policy"]
+    assert max(n_open) == 1
+    assert n_open[-1] == 0
 
 
 @pytest.mark.parametrize(("given", "names"), [("waste", ["waste"]), (["waste", "late"], ["waste", "late"]), (None, [])])
