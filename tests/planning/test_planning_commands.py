@@ -70,7 +70,7 @@ WARM = {"base": "base_stock", "scenarios": 2, "horizon": 2, "candidates": 4}
 def test_a_training_run_starts_from_a_clone_of_a_rollout_policy(capfd: pytest.CaptureFixture[str]) -> None:
     warm = [f"warm_start.policy.{name}={value}" for name, value in WARM.items()]
     short = ["algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.rollout_evaluator.n_episodes=1"]
-    command = ["env=lost_sales", "policy@warm_start.policy=rollout", *warm, "warm_start.n_steps=40"]
+    command = ["env=lost_sales", "algorithm=ppo", "policy@warm_start.policy=rollout", *warm, "warm_start.n_steps=40"]
     run("-cn", "conf_train", *command, "warm_start.n_epochs=1", *short)
     assert "the policy gives the actions of RolloutPolicy a probability of" in capfd.readouterr().out
 

@@ -167,7 +167,7 @@ class Outcome(NamedTuple):
 
 
 IGNORED = {
-    *(("rollouts", fault) for fault in ("reward nan", "reward inf", "raise in close", "exit in close")),
+    *(("rollouts", fault) for fault in ("reward nan", "reward inf")),
     ("rollouts", "empty mask"),  # the random policy does not read it
     *(("rollouts", fault) for fault in ("raise in factory", "changing spaces")),  # makes one environment only
     *(("bc", fault) for fault in ("reward nan", "reward inf", "observation inf")),  # it evaluates and learns of none

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from maze.console.runs import Progress
 from maze.core.annotations import override
+from maze.core.env.faults import closed
 from maze.core.env.maze_env import MazeEnv
 from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, has_display, recorded
 from maze.core.rollout.rollout_runner import RolloutRunner
@@ -55,7 +56,9 @@ class SequentialRolloutRunner(RolloutRunner):
         self._announce(agent)
         self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         kinds = self.record_trajectory, self.record_event_logs, self.record_actions, record_pages, self.record_parquet
-        with nullcontext() if isinstance(env, MazeEnv) else closing(maze_env):  # an object is the caller's
+        with ExitStack() as stack:
+            if not isinstance(env, MazeEnv):  # an object is the caller's
+                stack.callback(closed, maze_env.close, "env")
             policy, seeds = self.best_plays(maze_env, policy, self.draw_episode_seeds(maze_env), self.search)
             with (
                 recorded(maze_env, *kinds) as (recorded_env, self._recorder),

@@ -97,7 +97,7 @@ def test_converted_states_have_a_history_of_their_own():
         ({"observation": "vektor", "stack_steps": 2}, "Did you mean `vector`"),
         ({"observation": "action_mask", "stack_steps": 2}, "never stacked"),
         ({"observation": "category", "stack_steps": 2}, "Box"),
-        ({"observation": "vector", "stack_steps": 0}, "positive"),
+        ({"observation": "vector", "stack_steps": 0}, "at least 1"),
         ({"observation": "vector"}, "stack_steps"),
         ({"observation": "vector", "stack_steps": 2, "keep_original": True}, "tag"),
         ({"observation": "vector", "stack_steps": 2, "tags": "x"}, "Did you mean `tag`"),
