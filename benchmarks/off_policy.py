@@ -5,7 +5,8 @@
 
 For each repetition a log is drawn anew, and the discounted cost of ten target policies is estimated. The table has, for
 each estimator, how often its 95 % interval contains the exact value, the root of the mean squared error, the rank
-correlation of estimates and exact values over the policies, and how often it refused.
+correlation of estimates and exact values over the policies, and how often it refused. After an interruption (Ctrl+C),
+the table has the repetitions that are done.
 """
 
 from __future__ import annotations
@@ -149,11 +150,12 @@ def main() -> None:
                 results.append(result)
                 fitted = [each for row in results for each in row if each.estimator == "fqe"]
                 n_covered = sum(each.estimate.low <= exact[each.policy][0] <= each.estimate.high for each in fitted)
-                print(
-                    f"{len(results)} repetitions: FQE covers {n_covered} of {len(fitted)}", file=sys.stderr, flush=True
-                )
-        except KeyboardInterrupt:  # the table of what is done
+                line = f"{len(results)} repetitions: FQE covers {n_covered} of {len(fitted)}"
+                print(line, file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
+            if not results:
+                raise
     seconds = time.perf_counter() - begin
     print(f"seconds of a repetition (one process): {seconds * options.jobs / len(results):.1f}")
     print(f"{'estimator':10} {'coverage':>9} {'rmse':>8} {'width':>8} {'rank':>6} {'refused':>8}")

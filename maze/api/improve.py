@@ -379,9 +379,9 @@ class ImproveRunner(runners.EvaluationRunner):
                 "('policy={_target_: my_module.MyHeuristic}')."
             )
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
-        for name in ("horizon", "n_processes"):
-            if getattr(self, name) is not None:
-                whole_number(f"runner.{name}", getattr(self, name), at_least=1)
+        whole_number("runner.n_processes", self.n_processes, at_least=1)
+        if self.horizon is not None:
+            whole_number("runner.horizon", self.horizon, at_least=1)
         self._budget_s = duration("budget", self.budget)
         self._thresholds = read_thresholds({}, self.minimize, self.maximize, margin=0.0)
         require_episodes(self.n_episodes, self._thresholds)
