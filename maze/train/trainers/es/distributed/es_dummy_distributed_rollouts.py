@@ -15,15 +15,7 @@ from torch import nn
 from maze.core.agent.policy import acting_in
 from maze.core.agent.torch_policy import ActionHeads, TorchPolicy
 from maze.core.annotations import override
-from maze.core.env.faults import (
-    LONG_EPISODE,
-    USER_CODE_ERRORS,
-    Place,
-    check_episode_ends,
-    closed,
-    fail,
-    failure_of_acting,
-)
+from maze.core.env import faults
 from maze.core.env.space_values import array_specs, check_observation, split_rows, usual_values, zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError, NonFiniteError
@@ -324,7 +316,7 @@ class Players:
     def close(self) -> None:
         """Close all environments; a second call does nothing."""
         for index, slot in enumerate(self._slots):
-            closed(slot.env.close, f"environment {index}")
+            faults.closed(slot.env.close, f"environment {index}")
         self._slots.clear()
 
     def _add_slot(self, env: Any = None) -> None:
@@ -332,8 +324,8 @@ class Players:
             assert self._env_factory is not None, "sequential episodes need a first environment"
             try:
                 env = self._env_factory()
-            except USER_CODE_ERRORS as error:
-                fail(error, Place(f"environment {len(self._slots)}"), "the factory")
+            except faults.USER_CODE_ERRORS as error:
+                faults.fail(error, faults.Place(f"environment {len(self._slots)}"), "the factory")
         self._normalize(env)
         self._slots.append(_Slot(env))
 
@@ -374,8 +366,8 @@ class Players:
             slot.actor = slot.actor_id()
             check_observation(observation, slot.actor, self._specs, row)
             self._store(row, slot, observation)
-        except USER_CODE_ERRORS as error:
-            fail(error, Place.of(slot.env, str(episode)), "reset")
+        except faults.USER_CODE_ERRORS as error:
+            faults.fail(error, faults.Place.of(slot.env, str(episode)), "reset")
         slot.episode, slot.episode_return, slot.n_steps = episode, 0.0, 0
         self._observed.begin(row)
         self._n_active += 1
@@ -401,13 +393,13 @@ class Players:
                 if done or slot.n_steps == self._max_steps:
                     finished.append(row)
                     continue
-                if slot.n_steps % LONG_EPISODE == 0:
-                    check_episode_ends(slot.n_steps, str(slot.episode))
+                if slot.n_steps % faults.LONG_EPISODE == 0:
+                    faults.check_episode_ends(slot.n_steps, str(slot.episode))
                 self._store(row, slot, observation)
             except NonFiniteError:
                 raise
-            except USER_CODE_ERRORS as error:
-                fail(error, self._place(row), "step")
+            except faults.USER_CODE_ERRORS as error:
+                faults.fail(error, self._place(row), "step")
         # in descending order: each free row is filled with the last running episode
         return [self._finish(row) for row in reversed(finished)]
 
@@ -452,13 +444,13 @@ class Players:
         try:
             actions = self._population.act(actor, observation, which)
         except EnvironmentContractError as error:
-            raise failure_of_acting(error, observation, lambda row: self._place(rows[row])) from error
+            raise faults.failure_of_acting(error, observation, lambda row: self._place(rows[row])) from error
         for key, column in actions.items():
             out[key][...] = column
 
-    def _place(self, row: int) -> Place:
+    def _place(self, row: int) -> faults.Place:
         slot = self._slots[row]
-        return Place.of(slot.env, str(slot.episode))
+        return faults.Place.of(slot.env, str(slot.episode))
 
     def _finish(self, row: int) -> tuple[Episode, Outcome]:
         """Return the outcome of an episode and move the last running episode to its row."""
