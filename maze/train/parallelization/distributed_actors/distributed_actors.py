@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
@@ -74,6 +74,7 @@ class EpisodeCollector:
         self.epoch_stats.reduce()
 
 
+@dataclass(eq=False)
 class DistributedActors(EpisodeCollector, ABC):
     """Actors that collect rollouts while a learner updates the policy.
 
@@ -89,24 +90,16 @@ class DistributedActors(EpisodeCollector, ABC):
 
     is_vectorized = True
 
-    def __init__(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        *,
-        envs_per_actor: int = 1,
-    ) -> None:
-        self.env_factory = env_factory
-        self.policy = policy
-        self.n_rollout_steps = n_rollout_steps
-        self.n_actors = n_actors
-        self.batch_size = batch_size
-        self.envs_per_actor = envs_per_actor
+    env_factory: Callable[[], Any]
+    policy: TorchPolicy
+    n_rollout_steps: int
+    n_actors: int
+    batch_size: int
+    envs_per_actor: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._plan = env_groups.RolloutPlan(n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
+        self._plan = env_groups.RolloutPlan(self.n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
         self._batch: RolloutColumns | None = None
         # Whether environments have begun new episodes since the previous batch other than by ending one.
         self._begins_anew = False

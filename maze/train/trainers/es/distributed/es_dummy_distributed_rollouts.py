@@ -26,6 +26,7 @@ from maze.core.utils.worker_pool import LocalPool, Maker, TaskPool, unpublished
 from maze.perception.program.network_program import Rows, population_in_numpy
 from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
+from maze.train.trainers.es import es_utils
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     Episode,
     EpisodeSeeds,
@@ -35,13 +36,6 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     RolloutSchedule,
 )
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
-from maze.train.trainers.es.es_utils import (
-    get_flat_weights,
-    n_trained_parameters,
-    set_flat_parameters,
-    set_flat_statistics,
-    trained_parameters,
-)
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
@@ -63,7 +57,7 @@ class Population:
 
     def __init__(self, policy: TorchPolicy, n_rows: int) -> None:
         policy.eval()
-        parameters = trained_parameters(policy)
+        parameters = es_utils.trained_parameters(policy)
         offsets = np.cumsum([0, *(parameter.numel() for parameter in parameters)]).tolist()
         self.parameters = np.zeros((n_rows, offsets[-1]), np.float32)
         """float32 `[n_rows, n_parameters]`, in the order of `trained_parameters(policy)`."""
@@ -176,7 +170,7 @@ class SinglePolicy:
     """
 
     def __init__(self, policy: Any, env: Any) -> None:
-        self.parameters = np.zeros((1, n_trained_parameters(policy)), np.float32)
+        self.parameters = np.zeros((1, es_utils.n_trained_parameters(policy)), np.float32)
         self._act = acting_in(env, policy, deterministic=True)
 
     def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
@@ -283,7 +277,7 @@ class Players:
         """Whether the policy cannot be evaluated as a batch; then there is one episode at a time."""
         n_slots = 1
         if not self.is_single and self._env_factory is not None:
-            n_slots = max(1, min(self._concurrency, MAX_NUMBERS // max(1, n_trained_parameters(policy))))
+            n_slots = max(1, min(self._concurrency, MAX_NUMBERS // max(1, es_utils.n_trained_parameters(policy))))
         self._n_slots = n_slots
         self._population = SinglePolicy(policy, env) if self.is_single else Population(policy, n_slots)
         self._specs = array_specs(observation_spaces, "observation")
@@ -300,8 +294,8 @@ class Players:
         """Start an update; running episodes are discarded. See :meth:`play` for the parameters."""
         self._parameters = parameters
         if self._normalized:
-            self._parameters, statistics = np.split(parameters, [n_trained_parameters(self.policy)])
-            set_flat_statistics(self.policy, statistics)
+            self._parameters, statistics = np.split(parameters, [es_utils.n_trained_parameters(self.policy)])
+            es_utils.set_flat_statistics(self.policy, statistics)
         self._noise_stddev = noise_stddev
         self._max_steps = max_steps
         self.stop()
@@ -335,7 +329,7 @@ class Players:
 
     def _restore_policy(self) -> None:
         if self.is_single:
-            set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
+            es_utils.set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
     def perturbed(self, episode: Episode, out: np.ndarray) -> None:
         """Write the parameters of the policy of an episode.
@@ -356,7 +350,7 @@ class Players:
         slot, parameters = self._slots[row], self._population.parameters[row]
         self.perturbed(episode, parameters)
         if self.is_single:
-            set_flat_parameters(self.policy, torch.from_numpy(parameters))
+            es_utils.set_flat_parameters(self.policy, torch.from_numpy(parameters))
             if episode.env_seed is not None:
                 self.policy.seed(episode.env_seed)
         try:
@@ -526,7 +520,7 @@ class PooledRollouts(ESDistributedRollouts):
         if policy is not self._policy:
             self._sent = self.pool.publish((policy, normalization_stats))
             self._policy, self._token = policy, self._token + 1
-        parameters = self.pool.put(get_flat_weights(policy).numpy())
+        parameters = self.pool.put(es_utils.get_flat_weights(policy).numpy())
         common = (self._token, self._sent, parameters, noise_stddev, max_steps)
         share = -(-(self._n_rollouts + self.n_eval_rollouts) // (self.pool.n_ahead * self.pool.n_actors))
         size = max(share, SMALLEST_SLICE if self._n_timesteps else 1)
