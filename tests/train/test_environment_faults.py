@@ -400,8 +400,9 @@ def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_p
 @pytest.mark.long
 def test_a_worker_whose_environment_never_returns_to_python_is_ended(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("maze.core.utils.worker_pool._HANG_SECONDS", 1.0)
     error, _ = run("ppo", "local", "native hang", env_timeout=0.2)
     assert isinstance(error, WorkerError)
     assert "environment worker 0 (environment 0, pid" in str(error)
-    assert "did not return from native code within 5 seconds after `runner.env_timeout` during `step`" in str(error)
+    assert "did not return from native code within 1 seconds after `runner.env_timeout` during `step`" in str(error)
     assert "Raise `timeout` (`runner.env_timeout` of a run)" in str(error)
