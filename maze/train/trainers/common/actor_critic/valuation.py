@@ -441,12 +441,12 @@ def _trajectories_of_actors(
     known_ends = {place: (numbers[actor], value) for place, (actor, value) in ends.items() if actor in numbers}
     complete, terminated, truncated = columns.step_complete | columns.truncated, columns.terminated, columns.truncated
     weights = None if log_rhos is None else log_rhos.cpu().numpy()
+    has_left = np.zeros_like(acts) if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
     own_values, next_values, own_log_rhos = actor_trajectories(
-        values.cpu().numpy(), acts, known_ends, terminated, truncated, complete, gamma, weights
+        values.cpu().numpy(), acts, known_ends, terminated, truncated, complete, gamma, has_left, weights
     )
     is_known = has_known_reward(complete)
     is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
-    has_left = False if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
 
     def joined(grid: np.ndarray) -> Tensor:
         """Join environments and actors in one axis; repeat what all actors of an environment have in common."""
@@ -475,6 +475,7 @@ def actor_trajectories(
     truncated: np.ndarray,
     step_complete: np.ndarray,
     gamma: float,
+    has_left: np.ndarray,
     log_rhos: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the decisions of each actor as a trajectory of its own, however irregularly it acts.
@@ -493,10 +494,11 @@ def actor_trajectories(
     :param truncated: `[n_ticks, n_envs]`, the episode was cut off.
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     :param gamma: Discount for each environment step.
+    :param has_left: bool `[n_ticks, n_envs, n_actors]`, the decision was the actor's last one in the episode.
     :param log_rhos: `[n_ticks, n_envs]`, logarithm of each decision's importance weight; `None`: all are 1.
     :return: `[n_ticks, n_envs, n_actors]` each: an actor's value before its decision (where others act, the discounted
         value of what follows for it); its value after the tick; and the logarithm of the importance weight of all
-        decisions from its own to the one before its next.
+        decisions from its own to the one before its next, or to the end of the environment step if it has left.
     """
     n_ticks = len(acts)
     own_values = np.where(acts, values[..., np.newaxis], 0).astype(values.dtype)
@@ -508,6 +510,7 @@ def actor_trajectories(
     discounts = np.where(step_complete, gamma, 1.0)[..., np.newaxis].astype(values.dtype)
     weights = np.zeros_like(own_values)
     weight = np.zeros_like(following)
+    rest_of_step = np.zeros_like(following[:, :1])
     next_values = np.empty_like(own_values)
     for tick in reversed(range(n_ticks)):
         following[terminated[tick]] = 0.0
@@ -517,7 +520,9 @@ def actor_trajectories(
         own_values[tick] = following = np.where(acts[tick], own_values[tick], discounts[tick] * following)
         if log_rhos is not None:
             weight[terminated[tick] | truncated[tick]] = 0.0
+            rest_of_step[step_complete[tick]] = 0.0
             weight += log_rhos[tick, :, np.newaxis]
-            weights[tick] = np.where(acts[tick], weight, 0.0)
+            rest_of_step += log_rhos[tick, :, np.newaxis]
+            weights[tick] = np.where(acts[tick], np.where(has_left[tick], rest_of_step, weight), 0.0)
             weight[acts[tick]] = 0.0
     return own_values, next_values, weights
