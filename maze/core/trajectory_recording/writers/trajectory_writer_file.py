@@ -203,7 +203,6 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
     if env is not None:
         by_text = {str(key): key for key in env.action_spaces_dict}
         spaces_of = {"observation": env.observation_spaces_dict, "action": env.action_spaces_dict}
-    is_rollout = "events" in table.column_names  # where wrappers may repeat actions, which leaves out steps
     order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
     episode: SpacesTrajectoryRecord | None = None
     step: Any = None
@@ -219,7 +218,8 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
         try:
             record = _record(row, fields, by_text, spaces_of)
             if step != row["step"]:
-                distances.update([] if step is None or is_rollout else [row["step"] - step])
+                # rollouts may leave out steps, as wrappers repeat actions
+                distances.update([] if step is None or "events" in row else [row["step"] - step])
                 step, found = row["step"], set()
                 episode.append(StructuredSpacesRecord())
             actor = (row.get("substep"), record.actor_id)
