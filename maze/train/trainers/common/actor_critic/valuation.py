@@ -20,12 +20,7 @@ from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_valu
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.rollout.rollout_columns import (
-    FinalObservationEntry,
-    RolloutColumns,
-    SubstepColumns,
-    has_known_reward,
-)
+from maze.core.rollout import rollout_columns
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences
 
 if TYPE_CHECKING:
@@ -189,7 +184,7 @@ class RolloutBatch:
 
 
 def decisions_by_policy(
-    columns: RolloutColumns, separate_agents: Container[Any], device: str
+    columns: rollout_columns.RolloutColumns, separate_agents: Container[Any], device: str
 ) -> Iterator[tuple[list[SubstepRows], Index | None]]:
     """Yield observations and actions of each policy network in the order of time, with their ticks and environments.
 
@@ -211,7 +206,7 @@ def decisions_by_policy(
             found[key] = tensor.to(device)
         return found
 
-    def rows(actor: ActorID, of_key: SubstepColumns, place: Any) -> SubstepRows:
+    def rows(actor: ActorID, of_key: rollout_columns.SubstepColumns, place: Any) -> SubstepRows:
         logits = None if of_key.logits is None else tensors(of_key.logits, place)
         return SubstepRows(actor, tensors(of_key.observations, place), tensors(of_key.actions, place), logits)
 
@@ -228,7 +223,7 @@ def decisions_by_policy(
 
 def value_rollout(
     model: TorchActorCritic,
-    columns: RolloutColumns,
+    columns: rollout_columns.RolloutColumns,
     returns: ReturnFunction,
     hidden_states: HiddenStates | None = None,
     sequence_length: int = 0,
@@ -264,7 +259,7 @@ def value_rollout(
         for batch, place in zip(batches, trajectories.places, strict=True):
             batch.advantages, batch.targets = _rows_at(place, found.advantages), _rows_at(place, found.targets)
         if trajectories.acts is not None:
-            is_known = has_known_reward(columns.step_complete | columns.truncated)
+            is_known = rollout_columns.has_known_reward(columns.step_complete | columns.truncated)
             batches = [batch.known(is_known[batch.index]) for batch in batches]
     if sequenced is not None:
         sequenced.update_hidden_states()
@@ -302,7 +297,7 @@ def _evaluated(
 
 def _trajectories(
     model: TorchActorCritic,
-    columns: RolloutColumns,
+    columns: rollout_columns.RolloutColumns,
     batches: Sequence[PolicyBatch],
     gamma: float,
     sequenced: SequencedRollout | None,
@@ -349,7 +344,7 @@ def _trajectories(
 
 def _values_at_ends(
     model: TorchActorCritic,
-    columns: RolloutColumns,
+    columns: rollout_columns.RolloutColumns,
     sequenced: SequencedRollout | None,
     substeps: Sequence[SubstepRows] = (),
 ) -> dict[Place, tuple[ActorID, Any]]:
@@ -360,7 +355,7 @@ def _values_at_ends(
     :param substeps: The sub-steps of a dense rollout, if there are several. Critics that observe all of them take the
         observations of the others from the step before.
     """
-    entries_of: dict[ActorID, list[FinalObservationEntry]] = {}
+    entries_of: dict[ActorID, list[rollout_columns.FinalObservationEntry]] = {}
     for entry in (*columns.next_observations(), *columns.final_observations):
         entries_of.setdefault(entry.actor_id, []).append(entry)
     ends: dict[Place, tuple[ActorID, Any]] = {}
@@ -410,7 +405,7 @@ def _rows_at(place: Index | None, arrays: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _trajectories_of_actors(
-    columns: RolloutColumns,
+    columns: rollout_columns.RolloutColumns,
     values: Tensor,
     log_rhos: Tensor | None,
     ends: Mapping[Place, tuple[ActorID, float]],
@@ -445,7 +440,7 @@ def _trajectories_of_actors(
     own_values, next_values, own_log_rhos = actor_trajectories(
         values.cpu().numpy(), acts, known_ends, terminated, truncated, complete, gamma, has_left, weights
     )
-    is_known = has_known_reward(complete)
+    is_known = rollout_columns.has_known_reward(complete)
     is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
 
     def joined(grid: np.ndarray) -> Tensor:
