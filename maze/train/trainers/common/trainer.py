@@ -17,7 +17,7 @@ from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import TargetNetworks, TorchModel, resolve_device
+from maze.core.agent.torch_model import TargetNetworks, TorchModel, fast_products, resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
@@ -361,7 +361,8 @@ class EpochTrainer(Trainer, ABC):
             print(f"-> algorithm.n_epochs is 0: early stopping ends the run, or epoch {EPOCH_LIMIT:,}.", flush=True)
         elif n_done >= self._n_epochs:
             print(f"-> nothing left to train: {n_done} of algorithm.n_epochs={self._n_epochs} are done.", flush=True)
-        with self._running(), run_process.freed_memory_kept():
+        products = fast_products(self.model.parameters(), getattr(self.config, "batch_size", 0))
+        with self._running(), run_process.freed_memory_kept(), products:
             while self._begins_epoch():
                 while self.update < self.n_updates_per_epoch():
                     self._run_update()

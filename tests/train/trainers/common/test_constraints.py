@@ -284,19 +284,34 @@ def test_sub_steps_and_varying_actors_learn_costs(make_env, critic, trainer_clas
     assert all(not torch.equal(one, two) for one, two in zip(before, learned.critic.parameters(), strict=True))
 
 
-def test_nothing_follows_a_truncated_episode_in_the_costs_of_whole_episodes():
-    # Both actors contributed to a KPI of 3, of which 1 is allowed: a cost of 2, whatever the final observation (8) is
-    # worth. The next episode continues behind the rollout, where the cost critic predicts 5.
-    ends = Tick(A1, 6, 0, truncated=(A0, 8), actor_reward=0)
-    ticks = [Tick(A0, 4, 0, is_complete=False, actor_reward=0), ends, Tick(A0, 7, 0, actor_reward=0)]
+def costs_of_a_kpi(ticks, kpis):
+    """Return the targets of the cost critic for `late <= 1` where the KPI has these values by tick."""
     columns = rollout_of([ticks], last=[(A0, 5)], n_keys=1)
-    columns.constrained = np.array([[[0.0]], [[3.0]], [[0.0]]], np.float32)
+    columns.constrained = np.zeros((len(ticks), 1, 1), np.float32)
+    for tick, value in kpis.items():
+        columns.constrained[tick] = value
     model = model_with(TorchStepStateCritic, n_keys=1)
     constraint = LearnedConstraint("late <= 1", PPOAlgorithmConfig(gae_lambda=1.0, constraint_margin=0.0), model)
     batch = value_rollout(model, columns, GAE(0.5, 0.5))
-    constraint.learn(columns, batch, first=0, is_fixed=True)  # costs of steps are 2 and 0: their scale is 1
+    constraint.learn(columns, batch, first=0, is_fixed=True)
     (part,) = batch.parts
-    assert part.costs[0].targets[0].tolist() == pytest.approx([2.0, 2.0, 5.0])
+    return part.costs[0].targets[0]
+
+
+def test_nothing_follows_a_truncated_episode_in_the_costs_of_whole_episodes():
+    # Both actors contributed to a KPI of 2, of which 1 is allowed: a cost of 1 (its scale is 1 as well), whatever the
+    # final observation (8) is worth. The next episode continues behind the rollout, where the cost critic predicts 5.
+    ends = Tick(A1, 6, 0, truncated=(A0, 8), actor_reward=0)
+    ticks = [Tick(A0, 4, 0, is_complete=False, actor_reward=0), ends, Tick(A0, 7, 0, actor_reward=0)]
+    assert costs_of_a_kpi(ticks, {1: 2.0}).tolist() == pytest.approx([1.0, 1.0, 5.0])
+
+
+def test_costs_of_long_episodes_keep_their_proportions():
+    # 20 and 40 beyond the limit, at the ends of 400 steps: their root mean square is sqrt(1000)
+    episode = [*[Tick(A0, 0, 0)] * 399, Tick(A0, 0, 0, terminated=True)]
+    found = costs_of_a_kpi([*episode, *episode], {399: 21.0, 799: 41.0})
+    assert found[[0, 399]].tolist() == pytest.approx([20 / 1000**0.5] * 2)
+    assert found[[400, 799]].tolist() == pytest.approx([40 / 1000**0.5] * 2)
 
 
 @pytest.mark.parametrize("critic", [None, SHARED])

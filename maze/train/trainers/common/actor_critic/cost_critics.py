@@ -209,7 +209,7 @@ class LearnedConstraint(CostCritic):
         self._returns = GAE(config.gamma, config.gae_lambda)
         if self.sources[0].at_end:
             self._returns = GAE(1.0, config.gae_lambda)
-        self._scaling = RewardScaling(config.gamma)
+        self._scaling = RewardScaling(config.gamma, at_ends=self.sources[0].at_end)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
         self._carried = np.zeros((0, 2))
