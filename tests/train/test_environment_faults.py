@@ -310,6 +310,10 @@ OF_EACH_KIND = {
     *("reward nan", "observation inf", "warn", "exit in close", "interrupt", *BEFORE_ANY_STEP),
 }
 FURTHER = [fault for fault in KINDS if fault not in OF_EACH_KIND]
+IN_WORKERS = ("es", "impala", "sac")
+REPORTED_BY_WORKERS = [
+    fault for fault in (*OF_PROCESSES[1:], *BEFORE_ANY_STEP, *DIES) if fault not in ("hang", "interrupt", "killed")
+]
 IN_TURN = {(COLLECTING[index % len(COLLECTING)], fault) for index, fault in enumerate(FURTHER)}
 REST = [
     *(
@@ -319,7 +323,8 @@ REST = [
         if (fault in OF_EACH_KIND or (name, fault) in IN_TURN) and (name, fault) not in IN_PROCESS
     ),
     *((name, "dev", fault) for name in TRAININGS if name not in (*COLLECTING, "ppo") for fault in ONE_OF_EACH),
-    *((name, "local", fault) for name in ("es", "impala", "sac") for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES)),
+    *((name, "local", fault) for name in IN_WORKERS for fault in ("raise in step", "hang", "interrupt", "killed")),
+    *((IN_WORKERS[index % 3], "local", fault) for index, fault in enumerate(REPORTED_BY_WORKERS)),
     *(
         (name, "local", fault)
         for index, fault in enumerate((*KINDS, *DIES))
