@@ -335,26 +335,24 @@ def _applied(function: Callable[[Array], Array], source: Place, target: Place) -
 
 
 def _own_linear(operation: Linear) -> _Step:
-    """Return a linear layer on the memory of its parameters that writes into one buffer for each shape of its input."""
+    """Return a linear layer on the memory of its parameters that writes into one buffer for each number of its rows."""
     source, target, layer = operation.source, operation.target, operation.layer
     weight: Array = layer.weight.detach().numpy().T
     bias: Array | None = layer.bias.detach().numpy() if "bias" in dict(layer.named_parameters()) else None
-    buffers: dict[tuple[int, ...], Array] = {}
-    dot, matmul, add = np.dot, np.matmul, np.add
+    buffers: dict[int, Array] = {}
+    dot, add = np.dot, np.add
 
     def step(at: list[Array], _: Rows) -> None:
         array = at[source]
         shape = array.shape
-        buffer = buffers.get(shape)
+        rows = array if len(shape) == 2 else array.reshape(-1, shape[-1])  # one product for all leading dimensions
+        buffer = buffers.get(len(rows))
         if buffer is None:
-            buffer = buffers[shape] = np.empty((*shape[:-1], weight.shape[1]), np.float32)
-        if len(shape) == 2:
-            dot(array, weight, buffer)  # the same product with less overhead
-        else:
-            matmul(array, weight, buffer)
+            buffer = buffers[len(rows)] = np.empty((len(rows), weight.shape[1]), np.float32)
+        dot(rows, weight, buffer)
         if bias is not None:
             add(buffer, bias, buffer)
-        at[target] = buffer
+        at[target] = buffer if len(shape) == 2 else buffer.reshape(*shape[:-1], weight.shape[1])
 
     return step
 
