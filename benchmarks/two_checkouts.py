@@ -31,6 +31,10 @@ ACTOR_CRITIC = (
     "algorithm.n_epochs=1",
     "algorithm.rollout_evaluator.n_episodes=1",
 )
+CANDIDATES = (
+    *("-cn", "conf_train", "algorithm.n_epochs=1", "algorithm.rollout_evaluator.n_episodes=1", "runner.concurrency=64"),
+    *("seeding.env_base_seed=1", "seeding.agent_base_seed=1"),
+)
 ROLLOUT = (
     *("policy=random_policy", "runner=sequential", "runner.record_trajectory=false", "runner.record_event_logs=false"),
     *("seeding.env_base_seed=1", "seeding.agent_base_seed=1"),
@@ -60,6 +64,9 @@ WORK = {
         4,
         400,
     ),
+    # PPO that chooses among candidates, as shipped
+    "bin-packing": Work((*CANDIDATES, "+experiment=bin_packing_ppo"), "algorithm.epoch_length", 1, 7),
+    "job-shop": Work((*CANDIDATES, "+experiment=job_shop_ppo"), "algorithm.epoch_length", 1, 7),
     "es": Work((*TRAIN, "algorithm=es", "critic=null"), "algorithm.n_epochs", 1, 60),
     "steps": Work((*ROLLOUT, "env.name=CartPole-v1"), "runner.n_episodes", 20, 10_000),
     "sub-steps": Work((*ROLLOUT, "env=cutting_2d"), "runner.n_episodes", 2, 400),

@@ -190,16 +190,14 @@ class RunContext:
         :raises InvalidSpecificationError: An argument is unknown; both epochs and steps are given; the algorithm takes
             no fixed number of environment steps in an epoch.
         """
-        self._require_training("train")
+        runs = self._trained("train")
         if self._is_multirun:
             from maze.api.multirun import train_all
 
             numbers = {} if n_steps is None else {"n_steps": n_steps}
-            train_all(
-                self._runs, self._launcher, self._requested_dir is not None, n_epochs, {**numbers, **train_kwargs}
-            )
+            train_all(runs, self._launcher, self._requested_dir is not None, n_epochs, {**numbers, **train_kwargs})
         else:
-            self._runs[0].train(n_epochs, n_steps, **train_kwargs)
+            runs[0].train(n_epochs, n_steps, **train_kwargs)
         return self.results
 
     def compute_action(
@@ -219,9 +217,8 @@ class RunContext:
         :param deterministic: Take the deterministic (greedy) action instead of sampling.
         :raises EnvironmentContractError: The observation does not fit the networks; the message names the key.
         """
-        self._require_training("compute_action")
         given = (maze_state, env, actor_id, deterministic)
-        return self._one_or_all([run.compute_action(observation, *given) for run in self._runs])
+        return self._one_or_all([run.compute_action(observation, *given) for run in self._trained("compute_action")])
 
     def evaluate(
         self,
@@ -239,9 +236,8 @@ class RunContext:
         :param eval_kwargs: Further arguments of `RolloutEvaluator`.
         :return: The statistics, with `mean_reward`, `kpis` and `to_frame()`.
         """
-        self._require_training("evaluate")
         arguments = {"n_episodes": n_episodes, "deterministic": deterministic, **eval_kwargs}
-        return self._one_or_all([run.evaluate(policy, **arguments) for run in self._runs])
+        return self._one_or_all([run.evaluate(policy, **arguments) for run in self._trained("evaluate")])
 
     def compare(
         self,
@@ -262,10 +258,8 @@ class RunContext:
         :param deterministic: Take deterministic (greedy) actions.
         :param maximize: Maximised KPIs.
         """
-        self._require_training("compare")
-        return self._one_or_all(
-            [run.compare(policies or {}, n_episodes, minimize, maximize, deterministic) for run in self._runs]
-        )
+        given = (policies or {}, n_episodes, minimize, maximize, deterministic)
+        return self._one_or_all([run.compare(*given) for run in self._trained("compare")])
 
     def improve(
         self,
@@ -287,13 +281,13 @@ class RunContext:
             `minimize`, `maximize` or `overrides`.
         :return: The result, with `policy` (the recommended one), `recommended`, `rungs` and `comparison`.
         """
-        self._require_training("improve")
         from maze.api.improve import improve
 
+        runs = self._trained("improve")
         values = self._auditor.overrides.items()
         kept = {name: value for name, value in values if not name.startswith("seeding")}
         given = {"algorithm": None, **self._auditor.kwargs, "overrides": kept}
-        return self._one_or_all([improve(run, heuristic, budget_s, given, settings, RunContext) for run in self._runs])
+        return self._one_or_all([improve(run, heuristic, budget_s, given, settings, RunContext) for run in runs])
 
     def rollout(
         self,
@@ -365,51 +359,47 @@ class RunContext:
     @property
     def policy(self) -> TorchPolicy | Any:
         """The trained policy, with the weights of the best evaluation."""
-        self._require_training("policy")
-        return self._one_or_all([run.policy for run in self._runs])
+        return self._one_or_all([run.policy for run in self._trained("policy")])
 
     @property
     def env_factory(self) -> Callable[[], MazeEnv[Any]] | Any:
         """Factory of the training environment with its wrappers."""
-        self._require_training("env_factory")
-        return self._one_or_all([run.env_factory for run in self._runs])
+        return self._one_or_all([run.env_factory for run in self._trained("env_factory")])
 
     @property
     def runner(self) -> Any:
         """The runner; `None` before training."""
-        self._require_training("runner")
-        return self._one_or_all([run.runner for run in self._runs])
+        return self._one_or_all([run.runner for run in self._trained("runner")])
 
     @property
     def n_epochs(self) -> int | Any:
         """Default number of epochs of `train`; 0: until early stopping, at most 1,000."""
-        self._require_training("n_epochs")
-        return self._one_or_all([run.n_epochs for run in self._runs])
+        return self._one_or_all([run.n_epochs for run in self._trained("n_epochs")])
 
     @property
     def results(self) -> RunResult | Any:
         """Result of the training run: status, best score, seeds and directory."""
-        self._require_training("results")
-        return self._one_or_all([run.result for run in self._runs])
+        return self._one_or_all([run.result for run in self._trained("results")])
 
     def results_frame(self) -> pd.DataFrame:
         """Return the results as a table with a row for each run."""
-        self._require_training("results_frame")
         from maze.api.multirun import results_frame
 
-        return results_frame([run.result for run in self._runs])
+        return results_frame([run.result for run in self._trained("results_frame")])
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _one_or_all(self, values: Sequence[T]) -> T | list[T]:
         return list(values) if self._is_multirun else values[0]
 
-    def _require_training(self, what: str) -> None:
+    def _trained(self, what: str) -> list[TrainingRun]:
+        """Return the training runs, which a call or property requires."""
         if self._named_policy:
             raise InvalidSpecificationError(
                 f"{what}: not available for policy={self._auditor.kwargs['policy']!r}, which is only rolled out. For "
                 "training, leave policy out or pass a composer such as ProbabilisticPolicyComposer(...)."
             )
+        return self._runs
 
     def _rollout_of(
         self, run: TrainingRun, policy: Policy | None, runner: Any, arguments: Mapping[str, Any]

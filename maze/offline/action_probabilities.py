@@ -278,6 +278,8 @@ def cloned_propensities(
             optimizer.step()
         with torch.inference_mode():
             found[data.positions(key)] = log_probs(torch.arange(n)).double().exp().numpy()
+    if n_excluded := int((found == 0).sum()):
+        raise ConfigError(f"behaviour=cloned: the action masks exclude {n_excluded} of {len(found)} logged actions.")
     return found
 
 
@@ -288,7 +290,7 @@ def _allowed(observations: Arrays, action_space: spaces.Dict, masks: Mapping[str
     allowed = {}
     for head, space in action_space.spaces.items():
         if not isinstance(space, spaces.Discrete) or space.start != 0:
-            raise ConfigError(f"Action head `{head}`: random actions need a Discrete space from 0 on, found {space}.")
+            raise ConfigError(f"Action head `{head}`: random or cloned actions need Discrete from 0 on, found {space}.")
         mask = np.ones((n, int(space.n)), np.bool_) if head not in mask_of else observations[mask_of[head]] > 0
         allowed[head] = mask | ~mask.any(1, keepdims=True)
     return allowed

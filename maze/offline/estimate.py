@@ -263,12 +263,15 @@ class Weighting:
     :param effective_episodes: See :class:`PolicyEstimate`.
     :param largest_weight: See :class:`PolicyEstimate`.
     :param unsupported: See :class:`PolicyEstimate`; NaN where propensities are unknown.
+    :param lost_weight: What the mean weight of the episodes lacks to its expectation of 1, because the log lacks the
+        rare episodes with large weights; as of two routes of a canary, which explore rarely.
     """
 
     ratios: Array
     effective_episodes: float
     largest_weight: float
     unsupported: float
+    lost_weight: float = 0.0
 
     @classmethod
     def of(cls, data: LoggedSteps, log_probs: Array) -> Weighting:
@@ -285,9 +288,12 @@ class Weighting:
             return cls(ratios, float("nan"), float("nan"), float("nan"))
         episode = cumulative_ratios(data.padded(ratios, 1.0))[:, -1]
         largest = float(episode.max() / episode.sum()) if 0.0 < episode.sum() < math.inf else float("nan")
-        standard_error = float(ratios.std() / np.sqrt(len(ratios)))
-        missing = 1.0 - float(ratios.mean()) - 2.0 * standard_error
-        return cls(ratios, effective_sample_size(episode), largest, max(0.0, missing))
+        return cls(ratios, effective_sample_size(episode), largest, *map(_lacking, (ratios, episode)))
+
+
+def _lacking(ratios: Array) -> float:
+    """Return what the mean of ratios lacks to 1, beyond two standard errors."""
+    return max(0.0, 1.0 - float(ratios.mean()) - 2.0 * float(ratios.std() / np.sqrt(len(ratios))))
 
 
 def log_probabilities(
@@ -367,6 +373,11 @@ def _refusal(estimator: str, data: LoggedSteps, weighting: Weighting, config: Es
             f"The weighted episodes are worth {weighting.effective_episodes:.1f} equally weighted ones (at least "
             f"{config.min_effective_episodes:g} are needed). Log more exploration or more and shorter episodes, or "
             f"estimate by `fqe`."
+        )
+    if estimator in ("is", "pdis") and weighting.lost_weight > config.max_unsupported:
+        return (
+            f"The weights of the episodes lack {weighting.lost_weight:.0%} of their expected sum: those with large "
+            "weights are too rare for the log. Estimate by `wis` or `wpdis`, or log with more exploration."
         )
     return ""
 

@@ -20,16 +20,8 @@ from maze.core.trajectory_recording.records.trajectory_record import SpacesTraje
 from maze.core.utils.config_utils import number
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned, csv_text
+from maze.evaluation import runners
 from maze.evaluation.comparison import intervals_figure
-from maze.evaluation.runners import (
-    ANY_POLICY,
-    EvaluationRunner,
-    names_of,
-    require_policies,
-    run_of,
-    runs_of,
-    write_files,
-)
 from maze.offline.action_probabilities import cloned_propensities
 from maze.offline.estimate import (
     BEHAVIOUR,
@@ -62,7 +54,7 @@ class CompleteTrajectoryProcessor(IdentityWithNextObservationTrajectoryProcessor
 
 
 @dataclass
-class EstimationRunner(EvaluationRunner):
+class EstimationRunner(runners.EvaluationRunner):
     """Estimate the discounted return of policies from logged episodes, without playing any.
 
     Writes `estimates.csv` and `report.html`, and prints the table.
@@ -96,10 +88,10 @@ class EstimationRunner(EvaluationRunner):
         super().__post_init__()
         policies: Any = self.policies or {}
         if policies:
-            require_policies(policies)
+            runners.require_policies(policies)
         self._entries: dict[str, Mapping[str, Any]] = {}
         for name, entry in policies.items():
-            runs = runs_of(entry)
+            runs = runners.runs_of(entry)
             for index, run in enumerate(runs, 1):
                 self._entries[str(name) if len(runs) == 1 else f"{name} ({index})"] = run
         if self.behaviour not in (None, CLONED, *self._entries):
@@ -111,14 +103,16 @@ class EstimationRunner(EvaluationRunner):
         use_one_thread()  # small matrices: more threads only compete
         config = EstimationConfig(
             gamma=self.gamma,
-            estimators=tuple(names_of("runner.estimators", self.estimators) or ESTIMATORS),
+            estimators=tuple(runners.names_of("runner.estimators", self.estimators) or ESTIMATORS),
             n_bootstrap=self.n_bootstrap,
             min_effective_episodes=self.min_effective_episodes,
             max_unsupported=self.max_unsupported,
             greedy=self.deterministic,
             seed=self.maze_seeding.agent_global_seed,
         )
-        logs = {name: self._logged(entry) for name, entry in (self._entries or {"": {"policy": ANY_POLICY}}).items()}
+        logs = {
+            name: self._logged(entry) for name, entry in (self._entries or {"": {"policy": runners.ANY_POLICY}}).items()
+        }
         if self.behaviour == CLONED:
             for log, _, action_spaces in logs.values():
                 log.propensities = cloned_propensities(log, action_spaces, config.seed)
@@ -146,7 +140,7 @@ class EstimationRunner(EvaluationRunner):
             print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
         for text in dict.fromkeys(entry.refusal for entry in found if entry.refusal):
             print(f"Refused: {text}", flush=True)
-        write_files({PAGE_FILE: estimation_page(found, data, facts).text(), ESTIMATES_FILE: _as_csv(found)})
+        runners.write_files({PAGE_FILE: estimation_page(found, data, facts).text(), ESTIMATES_FILE: _as_csv(found)})
 
     def _logged(self, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
         """Return the log as the policy of an entry observes it, the policy and the action spaces."""
@@ -184,14 +178,14 @@ class EvidenceGateRunner(EstimationRunner):
         number("runner.margin", self.margin)
         policies: Any = self.policies
         for name, entry in policies.items():
-            run_of(name, entry)
+            runners.run_of(name, entry)
 
     @override(EstimationRunner)
     def run(self, **kwargs: Any) -> None:
         super().run(**kwargs)
         passes, text = self._verdict()
         print(text, flush=True)
-        write_files({"gate.md": f"# {'Passed' if passes else 'Not passed'}\n\n{text}\n"})
+        runners.write_files({"gate.md": f"# {'Passed' if passes else 'Not passed'}\n\n{text}\n"})
         if not passes:
             raise GateNotPassedError(text)
 

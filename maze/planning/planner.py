@@ -196,6 +196,12 @@ class ActionValues:
         return self.actions[self.chosen]
 
     @property
+    def best(self) -> int:
+        """Index of the largest mean difference among the candidates with all scenarios: the others were dropped with
+        fewer, and may look better by chance."""
+        return int(np.where(self.scenarios == self.scenarios.max(), self.differences, -np.inf).argmax())
+
+    @property
     def values(self) -> np.ndarray:
         """Estimated returns, `[n_candidates]`."""
         return np.asarray(self.base_return + self.differences)

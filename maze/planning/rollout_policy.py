@@ -27,17 +27,7 @@ from maze.core.log_stats.event_decorators import define_episode_stats, define_ep
 from maze.core.utils.config_utils import duration, number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.utils.worker_pool import ProcessPool
-from maze.planning import planner
-from maze.planning.branches import (
-    Actions,
-    ArrayBranches,
-    Group,
-    SingleBranches,
-    SingleState,
-    chance_in,
-    simulation_of,
-    stack_of,
-)
+from maze.planning import branches, planner
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import ActionType
@@ -52,7 +42,7 @@ _SIMULATED_SHARE = 0.2
 # Parts of the branches for each worker process: branches take uneven time, and a free process takes the next part.
 _PARTS = 4
 
-Value = Callable[[Group], np.ndarray]
+Value = Callable[[branches.Group], np.ndarray]
 """Estimates what is still to come in a group of branches, `[n_rows]`."""
 
 
@@ -180,18 +170,18 @@ class RolloutPolicy(Policy):
         :raises ConfigError: No copies can be made, or one scenario is to stand for chance.
         """
         self.close()
-        layers = stack_of(env)
-        chance = chance_in(layers[0], "policy: planning")
+        layers = branches.stack_of(env)
+        chance = branches.chance_in(layers[0], "policy: planning")
         if chance and self.scenarios == 1 and not self.clairvoyant:
             reason = "copies of the environment with new futures differ, so that one scenario says nothing"
             raise ConfigError(f"policy.scenarios=1: {reason}. Use more, or policy.clairvoyant=true.")
         of_single = (layers[0], self.base, self.horizon, self.gamma, self.value)
-        self._arrays = None if self.base.needs_env() else simulation_of(layers[0])
+        self._arrays = None if self.base.needs_env() else branches.simulation_of(layers[0])
         if self._arrays is not None:
             batch = self._arrays[0].batch
             self._reported = SingleCoreEnv(batch(1))
-            branches = ArrayBranches(batch, self.gamma)
-            self._simulate = planner.BranchSimulator(branches, acting(self.base), self.horizon, self.value)
+            copies = branches.ArrayBranches(batch, self.gamma)
+            self._simulate = planner.BranchSimulator(copies, acting(self.base), self.horizon, self.value)
         elif self.n_processes > 1:
             self._simulate = _ProcessSimulator(self.n_processes, functools.partial(_simulator_of, *of_single))
         else:
@@ -249,7 +239,7 @@ class RolloutPolicy(Policy):
         """
         if env is None:
             raise ConfigError("policy: a rollout policy simulates the environment, but none was passed (`env`).")
-        layers = stack_of(env)
+        layers = branches.stack_of(env)
         if list(map(id, layers)) != list(map(id, self._layers)):
             self.bind(env)
         started, done_before = time.perf_counter(), self.n_simulated
@@ -279,12 +269,12 @@ class RolloutPolicy(Policy):
     def _source(self, env: Any, observation: Any, actor: ActorID) -> Any:
         """Return the present state of the environment for copies; branches end with a time limit."""
         if self._arrays is None:
-            return [SingleState(env, observation)]
+            return [branches.SingleState(env, observation)]
         core_env: Any = self._arrays[0].core_env
         if not core_env.is_simulated:
             self._reported.load_maze_state(env.get_maze_state(), actor)
             core_env = self._reported
-        found = simulation_of(env)
+        found = branches.simulation_of(env)
         if isinstance(self._simulate, planner.BranchSimulator) and found is not None:
             self._simulate.limit = found[1]
         return core_env.simulation
@@ -322,7 +312,7 @@ class RolloutPolicy(Policy):
             while not done and time.monotonic() < deadline:
                 actor = env.actor_id()
                 if rng.random() < _SIMULATED_SHARE and len(actions := self._candidates(observation, env, actor)) > 1:
-                    source, seed = self._source(stack_of(env)[0], observation, actor), int(rng.integers(2**62))
+                    source, seed = self._source(branches.stack_of(env)[0], observation, actor), int(rng.integers(2**62))
                     scenarios = np.tile(np.arange(n), len(actions))
                     first = planner.FirstActions(actions, np.repeat(np.arange(len(actions)), n))
                     rows = np.zeros(len(scenarios), np.int64)
@@ -370,17 +360,17 @@ class _ProcessSimulator:
 def _simulator_of(
     env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None
 ) -> planner.BranchSimulator:
-    return planner.BranchSimulator(SingleBranches(env, gamma), acting(base), horizon, value)
+    return planner.BranchSimulator(branches.SingleBranches(env, gamma), acting(base), horizon, value)
 
 
-def acting(policy: Policy) -> Callable[[Group], Actions]:
+def acting(policy: Policy) -> Callable[[branches.Group], branches.Actions]:
     """Return a function that chooses the actions of a group, for all at once if the policy can (`compute_actions`)."""
     compute_actions: Any = getattr(policy, "compute_actions", None)
     needs_state, needs_env = policy.needs_state(), policy.needs_env()
     if compute_actions is not None and not (needs_state or needs_env):
         return lambda group: compute_actions(group.stacked(), group.actor_id, deterministic=True)
 
-    def act(group: Group) -> Actions:
+    def act(group: branches.Group) -> branches.Actions:
         return [
             policy.compute_action(
                 group.single(index),
@@ -481,7 +471,7 @@ def _critic(config: Any, base: Policy) -> Value:
             "policy.value=critic: expected a base policy of a run with a state critic (A2C, PPO, IMPALA)."
         )
 
-    def estimate(group: Group) -> np.ndarray:
+    def estimate(group: branches.Group) -> np.ndarray:
         seen = group.stacked()
         return actor_critic.bootstrap_values(seen, group.actor_id, [seen]).cpu().numpy()
 

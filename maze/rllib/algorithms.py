@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import ConfigError, did_you_mean, first_line, optional_package, unknown_key_error
-from maze.core.utils.config_utils import CheckedConfig, number
+from maze.core.utils.config_utils import CheckedConfig, Natural, number
 
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",
@@ -112,14 +112,14 @@ class TuneParameters(CheckedConfig):
     section = "runner.tune_config"
 
     stop: Mapping[str, float] = field(default_factory=dict)
-    checkpoint_freq: int = 0
+    checkpoint_freq: Natural = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         stop: Mapping[str, float | None] = self.stop or {}
         self.stop = {key: value for key, value in stop.items() if value is not None}
         for key, value in self.stop.items():
             number(f"{self.section}.stop.{key}", value, infinite=True)
-        self.require_integer("checkpoint_freq", minimum=0)
 
     def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:
         """Return the stop condition that holds, or an empty text.

@@ -24,15 +24,8 @@ from ray.rllib.core.rl_module.apis import TargetNetworkAPI
 
 from maze.console.runs import Progressed, active_console
 from maze.core.errors import MazeError, WorkerError
+from maze.core.log_stats import log_stats
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
-from maze.core.log_stats.log_stats import (
-    LogStats,
-    LogStatsAggregator,
-    LogStatsLevel,
-    StatsContext,
-    get_stats_logger,
-    increment_log_step,
-)
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.files import write_whole
@@ -156,8 +149,10 @@ class RLlibTraining:
 
     def __post_init__(self) -> None:
         self.iteration = 0
-        self._episodes = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
-        self._results = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        self._episodes = log_stats.LogStatsAggregator(
+            log_stats.LogStatsLevel.EPOCH, log_stats.get_stats_logger("train")
+        )
+        self._results = log_stats.LogStatsAggregator(log_stats.LogStatsLevel.EPOCH, log_stats.get_stats_logger("train"))
         self._events: RLlibEvents = self._results.create_event_topic(RLlibEvents)
         self._writer = LogStatsWriterTensorboard(Path("rllib_results"), False)
         self._checkpoint: Path | None = None
@@ -182,7 +177,7 @@ class RLlibTraining:
             if not reason and guard.signum is not None:
                 raise TrainingInterrupted(guard.signum, f"interrupted after iteration {self.iteration}{_SAVED}")
         finally:
-            StatsContext.active().guarded(self._writer, self._writer.close)
+            log_stats.StatsContext.active().guarded(self._writer, self._writer.close)
         if (console := active_console()) is not None:
             console.finish()
         print(f"Training ended after iteration {self.iteration}: {reason}{_SAVED}", flush=True)
@@ -196,13 +191,13 @@ class RLlibTraining:
             self.model.load(weights)
             self._learn_observation_statistics(self.model, [moments for _, moments in taken if moments])
         steps = value_at(result, _STEPS)
-        StatsContext.active().n_env_steps = None if steps is None else int(steps)
+        log_stats.StatsContext.active().n_env_steps = None if steps is None else int(steps)
         self._write(result, [stats for encoded, _ in taken for stats in map(decode_stats, encoded)], seconds)
         if self.evaluator is not None and self.model is not None:
             self.evaluator.evaluate(self.model.policy)
         elif (score := value_at(result, _RETURN)) is not None and math.isfinite(score):
             self.model_selection.update(score)
-        increment_log_step()
+        log_stats.increment_log_step()
         if (console := active_console()) is not None:
             total, best = int(steps or 0), selected_score(self.model_selection)
             rate = f"{(total - self._n_env_steps) / max(seconds, 1e-9):,.0f} environment steps/s"
@@ -213,7 +208,7 @@ class RLlibTraining:
             self._save(is_finished=False)
         return self.parameters.reason_to_stop(result, self.iteration)
 
-    def _write(self, result: Mapping[str, Any], episodes: Sequence[LogStats], seconds: float) -> None:
+    def _write(self, result: Mapping[str, Any], episodes: Sequence[log_stats.LogStats], seconds: float) -> None:
         """Write the statistics of an iteration: its episodes, the main results of RLlib, and all of them."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -238,7 +233,7 @@ class RLlibTraining:
             self._writer.add_summary(Summary(value=values), self.iteration)
             self._writer.on_log_step_increment()
 
-        StatsContext.active().guarded(self._writer, write_all)
+        log_stats.StatsContext.active().guarded(self._writer, write_all)
 
     def _learn_observation_statistics(self, model: MazeModel, seen: Sequence[Moments]) -> None:
         """Add the observations of the iteration to the statistics; the learner used the previous ones."""

@@ -15,15 +15,8 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_values import ActionBounds
 from maze.core.utils.array_conversions import described
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType
+from maze.core.wrappers import gym_adapters
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
-from maze.core.wrappers.gym_adapters import (
-    DiscreteAction,
-    DoubleBoxAction,
-    Leaf,
-    MultiDiscreteAction,
-    ResetOptions,
-    WeighedReward,
-)
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
@@ -41,9 +34,9 @@ _HARMLESS_GYM_WRAPPERS = (
     OrderEnforcing,
     PassiveEnvChecker,
     RecordEpisodeStatistics,
-    ResetOptions,
+    gym_adapters.ResetOptions,
     TimeLimit,
-    WeighedReward,
+    gym_adapters.WeighedReward,
 )
 
 
@@ -205,13 +198,13 @@ def _pack(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation
 _KINDS: Mapping[type | None, str] = {None: "single", dict: "dict", tuple: "tuple"}
 
 
-def _leaf(leaf: Leaf) -> dict[str, Any]:
+def _leaf(leaf: gym_adapters.Leaf) -> dict[str, Any]:
     dtype = str(leaf.gym_dtype)
-    if isinstance(leaf, DiscreteAction):
+    if isinstance(leaf, gym_adapters.DiscreteAction):
         return {"kind": "discrete", "start": leaf.start}
-    if isinstance(leaf, MultiDiscreteAction):
+    if isinstance(leaf, gym_adapters.MultiDiscreteAction):
         return {"kind": "multi_discrete", "dtype": dtype, "start": leaf.start}
-    if isinstance(leaf, DoubleBoxAction):
+    if isinstance(leaf, gym_adapters.DoubleBoxAction):
         return {"kind": "box", "dtype": dtype, "low": leaf.low, "high": leaf.high}
     return {"kind": "cast", "dtype": dtype}
 

@@ -248,9 +248,8 @@ def test_trust_is_given_to_every_command_in_the_same_way(
     refused, passed_or_not = main(COMMANDS[command]), (0, 1) if command == "gate" else (0,)
     assert refused in (1, 2)
     assert re.search(r"lane\.Lane.*--trust lane on the command line", capfd.readouterr().err)
-    for option in (["--trust", "lane"], ["--trust=lane"]):
-        assert main([*option, *COMMANDS[command]]) in passed_or_not
-        assert main([*COMMANDS[command], *option]) in passed_or_not
+    for trusting in (["--trust", "lane", *COMMANDS[command]], [*COMMANDS[command], "--trust=lane"]):
+        assert main(trusting) in passed_or_not
         assert "lane.Lane" not in capfd.readouterr().err
         del sys.modules["lane"]
 

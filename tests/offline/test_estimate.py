@@ -14,7 +14,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.offline.action_probabilities import ExploringPolicy, action_distribution, candidates
+from maze.offline.action_probabilities import ExploringPolicy, action_distribution, candidates, cloned_propensities
 from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate, log_probabilities
 from maze.offline.estimation import EvidenceGateRunner
 from maze.offline.fitted_q import FittedQConfig
@@ -222,6 +222,40 @@ def test_a_deterministic_log_does_not_support_other_actions() -> None:
     assert found.unsupported > 0.4
     entries = estimate({"random": RandomPolicy(dict(ACTION_SPACES))}, data, ACTION_SPACES)
     assert all("more exploration" in entry.refusal for entry in by_estimator(entries, "random").values())
+
+
+def canary_episode(rng: np.random.Generator) -> list[tuple[int, SpacesRecord]]:
+    """Four decisions of one of two policies, which always choose 1 or 0 apart from 5 % exploration; 1 is worth 1."""
+    own, records = int(rng.random() < 0.5), []
+    for step in range(4):
+        item = int(rng.integers(4)) if rng.random() < 0.05 else own
+        info = {"propensity": 0.05 / 4 + 0.95 * (item == own)}
+        seen, action = {"step": np.array([step], np.float32)}, {"item": np.int64(item)}
+        records.append((step, SpacesRecord(ActorID("pick", 0), seen, action, float(item == 1), step == 3, info)))
+    return records
+
+
+def test_weights_that_do_not_add_up_refuse_the_estimates_that_rely_on_their_sum() -> None:
+    """In the log of a canary, episodes of one route hardly ever have all actions of the other one. The value is 4."""
+    rng = np.random.default_rng(0)
+    data = LoggedSteps.of_episodes(canary_episode(rng) for _ in range(400))
+    config = EstimationConfig(gamma=1.0, estimators=("is", "pdis", "wis", "wpdis"), n_bootstrap=20)
+    spaces_of_both = {"pick": spaces.Dict(item=spaces.Discrete(4))}
+    found = by_estimator(estimate({"c": Constant()}, data, spaces_of_both, config), "c")
+    for name in ("is", "pdis"):
+        assert "lack 4" in found[name].refusal  # about half of the weights belong to the other route
+    assert [found[name].estimate.value for name in ("wis", "wpdis")] == pytest.approx([4.0, 4.0])
+    assert found["wis"].unsupported == 0.0
+
+
+def test_cloning_needs_choices_that_the_masks_allow() -> None:
+    data = log(20)
+    data.tables["pick"].observations["item_mask"][:] = [0.0, 0.0, 1.0]
+    with pytest.raises(ConfigError, match=r"behaviour=cloned: the action masks exclude .* of 80 logged actions"):
+        cloned_propensities(data, ACTION_SPACES, seed=0, n_updates=1)
+    continuous = {key: spaces.Dict({head: spaces.Box(0, 2) for head in space}) for key, space in ACTION_SPACES.items()}
+    with pytest.raises(ConfigError, match="`item`: random or cloned actions need Discrete from 0 on, found Box"):
+        cloned_propensities(data, continuous, seed=0, n_updates=1)
 
 
 def test_candidates_are_all_actions_with_the_probabilities_of_the_policy() -> None:

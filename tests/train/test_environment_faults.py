@@ -1,7 +1,7 @@
 """Each fault of an environment ends a run with one message that names the place, or causes a warning.
 
-Every kind of fault is tested with rollouts and with one algorithm of each way of collecting, in the process and in
-worker processes; the other algorithms are tested with one fault of each kind.
+PPO is tested with every fault in the process, and with every fault that a worker process reports in its own way. The
+other ways of collecting are tested with faults of each kind, and every further fault with one of them, in turn.
 """
 
 from __future__ import annotations
@@ -305,14 +305,31 @@ def test_long_work_is_announced_before_the_third_step(
 
 COLLECTING = ("impala", "sac", "bc", "es", "rollouts")
 """One algorithm of each way of collecting besides `ppo`."""
+OF_EACH_KIND = {
+    *("raise in step", "stop iteration", "silent exception", "exit", "hang", "hang in reset", "raise in reset"),
+    *("raise in action conversion", "three values", "reward none", "observation shape", "missing key", "empty mask"),
+    *("reward nan", "observation inf", "warn", "exit in close", "interrupt", *BEFORE_ANY_STEP),
+}
+FURTHER = [fault for fault in KINDS if fault not in OF_EACH_KIND]
+IN_WORKERS = ("es", "impala", "sac")
+REPORTED_BY_WORKERS = [
+    fault for fault in (*OF_PROCESSES[1:], *BEFORE_ANY_STEP, *DIES) if fault not in ("hang", "interrupt", "killed")
+]
+IN_TURN = {(COLLECTING[index % len(COLLECTING)], fault) for index, fault in enumerate(FURTHER)}
 REST = [
-    *((name, "dev", fault) for name in COLLECTING for fault in KINDS if (name, fault) not in IN_PROCESS),
+    *(
+        (name, "dev", fault)
+        for name in COLLECTING
+        for fault in KINDS
+        if (fault in OF_EACH_KIND or (name, fault) in IN_TURN) and (name, fault) not in IN_PROCESS
+    ),
     *((name, "dev", fault) for name in TRAININGS if name not in (*COLLECTING, "ppo") for fault in ONE_OF_EACH),
-    *((name, "local", fault) for name in ("es", "impala", "sac") for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES)),
+    *((name, "local", fault) for name in IN_WORKERS for fault in ("raise in step", "hang", "interrupt", "killed")),
+    *((IN_WORKERS[index % 3], "local", fault) for index, fault in enumerate(REPORTED_BY_WORKERS)),
     *(
         (name, "local", fault)
-        for name in ("ppo", "rollouts")
-        for fault in (*KINDS, *DIES)
+        for index, fault in enumerate((*KINDS, *DIES))
+        for name in (("ppo", "rollouts") if fault in (*OF_PROCESSES, *DIES) else (("ppo", "rollouts")[index % 2],))
         if (name, fault) not in IN_PROCESSES
     ),
 ]
@@ -389,8 +406,9 @@ def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_p
 @pytest.mark.long
 def test_a_worker_whose_environment_never_returns_to_python_is_ended(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("maze.core.utils.worker_pool._HANG_SECONDS", 1.0)
     error, _ = run("ppo", "local", "native hang", env_timeout=0.2)
     assert isinstance(error, WorkerError)
     assert "environment worker 0 (environment 0, pid" in str(error)
-    assert "did not return from native code within 5 seconds after `runner.env_timeout` during `step`" in str(error)
+    assert "did not return from native code within 1 seconds after `runner.env_timeout` during `step`" in str(error)
     assert "Raise `timeout` (`runner.env_timeout` of a run)" in str(error)

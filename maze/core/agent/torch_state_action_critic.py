@@ -23,17 +23,8 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional
 
+from maze.core.agent import torch_model
 from maze.core.agent.state_action_critic import StateActionCritic
-from maze.core.agent.torch_model import (
-    NetworksModel,
-    TargetNetworks,
-    as_float_tensors,
-    check_network_weights,
-    check_networks,
-    load_network_weights,
-    network_weights,
-    unique_parameters,
-)
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
@@ -47,7 +38,7 @@ QValues = dict[str | int, list[torch.Tensor | TensorDict]]
 NextQValues = dict[str | int, torch.Tensor | TensorDict]
 
 
-class TorchStateActionCritic(NetworksModel, StateActionCritic):
+class TorchStateActionCritic(torch_model.NetworksModel, StateActionCritic):
     """Base of the state-action critics.
 
     :param networks: One network for each step key (a shared critic has one).
@@ -71,11 +62,11 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         action_spaces_dict: dict[str | int, spaces.Dict],
         twin_networks: Mapping[str | int, nn.Module] | None = None,
     ) -> None:
-        first = check_networks(networks, "critic.networks")
+        first = torch_model.check_networks(networks, "critic.networks")
         if twin_networks is None:
             second = {key: _with_new_weights(copy.deepcopy(network)) for key, network in first.items()}
         else:
-            second = check_networks(twin_networks, "critic.twin_networks")
+            second = torch_model.check_networks(twin_networks, "critic.twin_networks")
         if any(recurrent_cells(network) for network in (*first.values(), *second.values())):
             raise ConfigError(
                 "critic.networks: state-action critics carry no hidden states from step to step, and found a "
@@ -185,7 +176,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
 
         :return: Each with the shape that it has in its network, `[...]`.
         """
-        return [unique_parameters([pair]) for pair in self.networks.values()]
+        return [torch_model.unique_parameters([pair]) for pair in self.networks.values()]
 
     def update_target_weights(self, tau: float) -> None:
         """Move the target networks towards the networks; see :class:`~maze.core.agent.torch_model.TargetNetworks`.
@@ -194,9 +185,9 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         """
         self.followers().update(tau)
 
-    def followers(self) -> TargetNetworks:
+    def followers(self) -> torch_model.TargetNetworks:
         """Return the target networks, for callers that update them often."""
-        return TargetNetworks((self.target_networks[key] for key in self.networks), self.networks.values())
+        return torch_model.TargetNetworks((self.target_networks[key] for key in self.networks), self.networks.values())
 
     def re_init_networks(self) -> None:
         """Draw new weights for all networks; the targets equal them afterwards."""
@@ -206,21 +197,21 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
 
     # -- networks -----------------------------------------------------------------------------------------------------
 
-    @override(NetworksModel)
+    @override(torch_model.NetworksModel)
     def _move_networks(self) -> None:
         super()._move_networks()
         for pair in self.target_networks.values():
             pair.to(self._device)
 
-    @override(NetworksModel)
+    @override(torch_model.NetworksModel)
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), TARGET_GROUP: network_weights(self.target_networks)}
+        return {**super().state_dict(), TARGET_GROUP: torch_model.network_weights(self.target_networks)}
 
-    @override(NetworksModel)
+    @override(torch_model.NetworksModel)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_network_weights(self.target_networks, state_dict, TARGET_GROUP)
+        torch_model.check_network_weights(self.target_networks, state_dict, TARGET_GROUP)
         super().load_state_dict(state_dict)
-        load_network_weights(self.target_networks, state_dict, TARGET_GROUP)
+        torch_model.load_network_weights(self.target_networks, state_dict, TARGET_GROUP)
 
     # -- computation --------------------------------------------------------------------------------------------------
 
@@ -235,7 +226,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
     def _joint_values(
         self, pair: nn.ModuleList, observation: TensorDict, action: TensorDict, key: Any
     ) -> list[torch.Tensor]:
-        inputs = as_float_tensors(observation, self._device)
+        inputs = torch_model.as_float_tensors(observation, self._device)
         dtype = torch.get_default_dtype()
         batch_shape: torch.Size | None = None
         for head, space in self._heads_of[key].spaces.items():
@@ -248,7 +239,7 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
         return [self._one_value(network(inputs), "q_value", batch_shape, key) for network in pair]
 
     def _values_of_all_actions(self, pair: nn.ModuleList, observation: TensorDict, key: Any) -> list[TensorDict]:
-        inputs = as_float_tensors(observation, self._device)
+        inputs = torch_model.as_float_tensors(observation, self._device)
         found: list[TensorDict] = []
         for network in pair:
             outputs = network(inputs)

@@ -15,13 +15,7 @@ from maze.core.log_events.log_create_figure_functions import (
     create_relative_bar_plot,
     create_violin_distribution,
 )
-from maze.core.log_stats.event_decorators import (
-    define_episode_stats,
-    define_epoch_stats,
-    define_plot,
-    define_stats_grouping,
-    define_step_stats,
-)
+from maze.core.log_stats import event_decorators
 from maze.core.log_stats.reducer_functions import histogram
 
 EventMethod = TypeVar("EventMethod", bound=Callable[..., Any])
@@ -40,9 +34,9 @@ def _reduced_by(
     """
 
     def decorate(event: EventMethod) -> EventMethod:
-        event = define_step_stats(None)(define_stats_grouping(*groups)(event))
-        event = define_epoch_stats(function)(define_episode_stats(function)(event))
-        return event if plot is None else define_plot(plot)(event)
+        event = event_decorators.define_step_stats(None)(event_decorators.define_stats_grouping(*groups)(event))
+        event = event_decorators.define_epoch_stats(function)(event_decorators.define_episode_stats(function)(event))
+        return event if plot is None else event_decorators.define_plot(plot)(event)
 
     return decorate
 

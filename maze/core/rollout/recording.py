@@ -17,16 +17,7 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.log_events_writer import LogEventsWriter
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
 from maze.core.log_events.log_events_writer_tsv import LogEventsWriterTSV
-from maze.core.log_stats.log_stats import (
-    LogStats,
-    LogStatsAggregator,
-    LogStatsConsumer,
-    LogStatsLevel,
-    StatsContext,
-    get_stats_logger,
-    increment_log_step,
-    register_log_stats_writer,
-)
+from maze.core.log_stats import log_stats
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
@@ -51,14 +42,14 @@ PARQUET_DIR = Path("trajectory_parquet")
 class EpisodeStatsReport(NamedTuple):
     """Report of a finished episode."""
 
-    stats: LogStats
+    stats: log_stats.LogStats
     event_log: EpisodeEventLog | None
     """None where events are not recorded."""
     is_cut_off: bool = False
     """Whether the step limit of the rollout truncated it."""
 
 
-class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
+class EpisodeRecorder(log_stats.LogStatsConsumer, LogEventsWriter):
     """Keep statistics and event log of the last episode until they are fetched.
 
     :param env: The environment; counts truncated episodes where there is a step limit.
@@ -69,11 +60,11 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
         self._n_cut_off = int(getattr(env, "n_cut_off", 0))
         self.pages: list[Path] = []
         """Pages of the episodes, in order."""
-        self.last_stats: LogStats | None = None
+        self.last_stats: log_stats.LogStats | None = None
         self.last_event_log: EpisodeEventLog | None = None
 
-    @override(LogStatsConsumer)
-    def receive(self, stat: LogStats) -> None:
+    @override(log_stats.LogStatsConsumer)
+    def receive(self, stat: log_stats.LogStats) -> None:
         self.last_stats = stat
 
     @override(LogEventsWriter)
@@ -105,12 +96,12 @@ def recorded(
     """
     recorder = EpisodeRecorder(env)
     with ExitStack() as stack:
-        stack.enter_context(StatsContext())
+        stack.enter_context(log_stats.StatsContext())
         listeners = env.context.event_service.on_clear
         stack.callback(listeners.__setitem__, slice(None), list(listeners))  # the same afterwards
         if not isinstance(env, LogStatsWrapper):
             env = LogStatsWrapper.wrap(env)
-        aggregator = env.get_stats(LogStatsLevel.EPISODE)
+        aggregator = env.get_stats(log_stats.LogStatsLevel.EPISODE)
         aggregator.register_consumer(recorder)
         stack.callback(aggregator.remove_consumer, recorder)
         if record_event_logs:
@@ -152,8 +143,8 @@ class RolloutReport:
         """Number of episodes that the rollout truncated."""
         # Finished episodes whose predecessors have not been reported yet.
         self._early: dict[int, EpisodeStatsReport] = {}
-        self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
-        self._guard = StatsContext()  # disables the writer at its first error
+        self._aggregator = log_stats.LogStatsAggregator(log_stats.LogStatsLevel.EPOCH)
+        self._guard = log_stats.StatsContext()  # disables the writer at its first error
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
 
     def add(self, report: EpisodeStatsReport, number: int | None = None) -> None:
@@ -170,18 +161,18 @@ class RolloutReport:
             if (writer := self._event_log_writer) is not None and following.event_log is not None:
                 self._guard.guarded(writer, partial(writer.write, following.event_log))
 
-    def publish(self) -> LogStats:
+    def publish(self) -> log_stats.LogStats:
         """Print the statistics over all episodes, and return them."""
         stats = self._aggregator.reduce()
-        with StatsContext():
+        with log_stats.StatsContext():
             if self._cfg is None:
-                register_log_stats_writer(LogStatsWriterConsole())
+                log_stats.register_log_stats_writer(LogStatsWriterConsole())
             else:
                 from maze.utils.log_stats_utils import setup_logging
 
                 setup_logging(self._cfg, tensorboard_render_figure=False, verbose=EVERYTHING)
-            get_stats_logger(STATS_PATH).receive(stats)
-            increment_log_step()
+            log_stats.get_stats_logger(STATS_PATH).receive(stats)
+            log_stats.increment_log_step()
         if self.n_cut_off:
             print(
                 f"{self.n_cut_off} of {self._n_episodes} episodes were cut off after {self._max_episode_steps} steps; "

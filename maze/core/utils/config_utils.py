@@ -137,6 +137,18 @@ def duration(key: str, value: Any) -> float:
     return positive_number(key, value)
 
 
+# Types of fields that state a range, which `CheckedConfig` checks.
+Count = int
+"""An integer of at least 1."""
+Natural = int
+"""An integer of at least 0."""
+Amount = float
+"""A number of at least 0."""
+Positive = float
+"""A number above 0."""
+Share = float
+"""A number from 0 to 1."""
+
 CheckedConfigType = TypeVar("CheckedConfigType", bound="CheckedConfig")
 
 
@@ -144,10 +156,25 @@ CheckedConfigType = TypeVar("CheckedConfigType", bound="CheckedConfig")
 class CheckedConfig:
     """Base of dataclasses that are built from a section of a configuration; errors name the key of a field.
 
+    Fields with the types :data:`Count`, :data:`Natural`, :data:`Amount`, :data:`Positive`, :data:`Share` and `bool`,
+    also those that may be `None`, are checked (in modules with `from __future__ import annotations`).
+
     :param section: Key of the section.
     """
 
     section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            kind, _, other = str(each.type).partition(" | ")
+            if other == "None" and getattr(self, each.name) is None:
+                continue
+            if kind in ("Count", "Natural"):
+                self.require_integer(each.name, minimum=int(kind == "Count"))
+            elif kind in ("Amount", "Positive", "Share"):
+                self.require_number(each.name, 0.0, 1.0 if kind == "Share" else math.inf, above=kind == "Positive")
+            elif kind == "bool":
+                self.require_choice(each.name, (True, False))
 
     @classmethod
     def from_config(cls: type[CheckedConfigType], config: CheckedConfigType | Mapping[str, Any]) -> CheckedConfigType:

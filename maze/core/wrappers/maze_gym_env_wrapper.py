@@ -32,21 +32,7 @@ from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import Renderer, draw_current_state
 from maze.core.utils.factory import is_module_name, locate, named_module
-from maze.core.wrappers.gym_adapters import (
-    ResetOptions,
-    WeighedReward,
-    action_leaves,
-    adapted,
-    gym_env_name,
-    in_current_api,
-    observation_leaves,
-    packed,
-    reset_values,
-    step_values,
-    takes_seed,
-    unpacked,
-    with_action_mask,
-)
+from maze.core.wrappers import gym_adapters
 
 if TYPE_CHECKING:
     from maze.core.env.batched_core_env import BatchedCoreEnv
@@ -82,7 +68,7 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
             env = make_gymnasium_env(env, **kwargs)
         elif kwargs:
             raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, found {env!r}.")
-        gym_env = adapted(with_action_mask(env, action_mask))
+        gym_env = gym_adapters.adapted(gym_adapters.with_action_mask(env, action_mask))
         super().__init__(
             core_env=GymCoreEnv(gym_env),
             action_conversion_dict={0: GymActionConversion(gym_env)},
@@ -143,12 +129,14 @@ def adapted_gym_maze_env(
     :param reset_options: Options of every reset of the environment.
     :param reward_weights: Weights of rewards that consist of several numbers.
     """
-    env = gym_wrapped(in_current_api(env), gym_wrappers)
+    env = gym_wrapped(gym_adapters.in_current_api(env), gym_wrappers)
     if reset_options:
-        env = ResetOptions(env, reset_options)
+        env = gym_adapters.ResetOptions(env, reset_options)
     if reward_weights:
-        env = WeighedReward(env, reward_weights)
-    return GymMazeEnv(adapted(with_action_mask(env, action_mask), drop, encode), action_mask=False)
+        env = gym_adapters.WeighedReward(env, reward_weights)
+    return GymMazeEnv(
+        gym_adapters.adapted(gym_adapters.with_action_mask(env, action_mask), drop, encode), action_mask=False
+    )
 
 
 ADAPTATIONS = tuple(inspect.signature(adapted_gym_maze_env).parameters)[1:]
@@ -161,7 +149,7 @@ def env_name(env: MazeEnv[Any]) -> str:
     :param env: A Maze environment without wrappers.
     """
     foreign = getattr(env.core_env, "env", None)
-    return type(env).__name__ if foreign is None else gym_env_name(foreign)
+    return type(env).__name__ if foreign is None else gym_adapters.gym_env_name(foreign)
 
 
 class GymCoreEnv(CoreEnv):
@@ -178,7 +166,7 @@ class GymCoreEnv(CoreEnv):
         self._maze_state: MazeStateType | None = None
         self.next_seed: int | None = None
         """The seed of the next reset."""
-        self._takes_seed = takes_seed(env)
+        self._takes_seed = gym_adapters.takes_seed(env)
 
     @override(CoreEnv)
     def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float, bool, dict[Any, Any]]:
@@ -186,7 +174,7 @@ class GymCoreEnv(CoreEnv):
         try:
             self._maze_state, reward, done, truncated, info = result
         except (TypeError, ValueError):
-            self._maze_state, reward, done, truncated, info = step_values(self.env, result)
+            self._maze_state, reward, done, truncated, info = gym_adapters.step_values(self.env, result)
         if done:
             info.pop(TRUNCATION_KEY, None)
         elif truncated:
@@ -206,7 +194,7 @@ class GymCoreEnv(CoreEnv):
         else:
             result = self.env.reset(seed=self.next_seed)
         self.next_seed = None
-        self._maze_state = reset_values(result)[0]
+        self._maze_state = gym_adapters.reset_values(result)[0]
         return self._maze_state
 
     @override(CoreEnv)
@@ -268,7 +256,7 @@ class GymCoreEnv(CoreEnv):
         self.env.unwrapped.np_random = np.random.default_rng(seed)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({gym_env_name(self.env)})"
+        return f"{type(self).__name__}({gym_adapters.gym_env_name(self.env)})"
 
 
 class GymRenderer(Renderer):
@@ -313,7 +301,7 @@ class GymObservationConversion(ObservationConversionInterface):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.kind, self.leaves = observation_leaves(env.observation_space, gym_env_name(env))
+        self.kind, self.leaves = gym_adapters.observation_leaves(env.observation_space, gym_adapters.gym_env_name(env))
         self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
         self._cast_only = self.leaves["observation"].cast if self.kind is None else None
 
@@ -321,12 +309,12 @@ class GymObservationConversion(ObservationConversionInterface):
     def maze_to_space(self, maze_state: MazeStateType) -> dict[str, np.ndarray]:
         if self._cast_only is not None:
             return {"observation": self._cast_only(maze_state)}
-        return unpacked(self.kind, self.leaves, maze_state)
+        return gym_adapters.unpacked(self.kind, self.leaves, maze_state)
 
     @override(ObservationConversionInterface)
     def space_to_maze(self, observation: dict[str, np.ndarray]) -> MazeStateType:
         parts = {key: leaf.to_gym(observation[key]) for key, leaf in self.leaves.items()}
-        return packed(self.kind, parts)
+        return gym_adapters.packed(self.kind, parts)
 
     @override(ObservationConversionInterface)
     def space(self) -> spaces.Dict:
@@ -342,7 +330,7 @@ class GymActionConversion(ActionConversionInterface):
     uses_state = False
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.kind, self.leaves = action_leaves(env.action_space)
+        self.kind, self.leaves = gym_adapters.action_leaves(env.action_space)
         self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
         self._only_leaf = self.leaves["action"] if self.kind is None else None
 
@@ -356,11 +344,11 @@ class GymActionConversion(ActionConversionInterface):
             raise EnvironmentContractError(
                 f"An action must have the keys {list(self.leaves)}, element of {self._space}; found {action!r}."
             ) from error
-        return packed(self.kind, parts)
+        return gym_adapters.packed(self.kind, parts)
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        return unpacked(self.kind, self.leaves, maze_action)
+        return gym_adapters.unpacked(self.kind, self.leaves, maze_action)
 
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:
@@ -389,7 +377,7 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
             warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
             name = current
         env = gymnasium.make(name, **kwargs)
-        if env.spec is None or takes_seed(env.unwrapped):
+        if env.spec is None or gym_adapters.takes_seed(env.unwrapped):
             return env
         env.close()
         spec = copy.copy(env.spec)
@@ -474,7 +462,7 @@ def _register_from_installed_packages(name: str) -> None:
 
 def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     creator: Callable[..., Any] = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    env: gymnasium.Env[Any, Any] = in_current_api(creator(**kwargs))
+    env: gymnasium.Env[Any, Any] = gym_adapters.in_current_api(creator(**kwargs))
     return env
 
 

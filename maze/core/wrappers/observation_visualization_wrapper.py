@@ -10,13 +10,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.log_stats.event_decorators import (
-    define_episode_stats,
-    define_epoch_stats,
-    define_plot,
-    define_stats_grouping,
-    define_step_stats,
-)
+from maze.core.log_stats import event_decorators
 from maze.core.utils.factory import locate
 from maze.core.wrappers.monitoring_wrapper import named_values, step_key_name
 from maze.core.wrappers.wrapper import Wrapper
@@ -57,11 +51,11 @@ class ObservationSamples:
 class ObservationVisualizationEvents(ABC):
     """Observations for a plot function."""
 
-    @define_plot(ObservationSamples.draw)
-    @define_epoch_stats(ObservationSamples.gather)
-    @define_episode_stats(ObservationSamples.gather)
-    @define_step_stats(ObservationSamples.gather)
-    @define_stats_grouping("step_key", "name")
+    @event_decorators.define_plot(ObservationSamples.draw)
+    @event_decorators.define_epoch_stats(ObservationSamples.gather)
+    @event_decorators.define_episode_stats(ObservationSamples.gather)
+    @event_decorators.define_step_stats(ObservationSamples.gather)
+    @event_decorators.define_stats_grouping("step_key", "name")
     def observation_to_visualize(self, step_key: str, name: str, value: ObservationSamples) -> None:
         """An agent acted on an observation.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from maze.core.errors import ConfigError
-from maze.core.utils.config_utils import CheckedConfig, EnvFactory
+from maze.core.utils.config_utils import CheckedConfig, Count, EnvFactory
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.perception.models.space_config import SpacesConfig
 
@@ -26,14 +26,14 @@ class Stage(CheckedConfig):
 
     section = "curriculum"
 
-    n_epochs: int = 1
+    n_epochs: Count = 1
     """Number of epochs."""
 
     env: Mapping[str, Any] = field(default_factory=dict)
     """Environment arguments that differ, with the keys of `env`."""
 
     def __post_init__(self) -> None:
-        self.require_integer("n_epochs", minimum=1)
+        super().__post_init__()
         if not isinstance(self.env, Mapping):
             raise ConfigError(f"curriculum.env: expected arguments of the environment by name, found {self.env!r}.")
 

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import CheckpointError, ConfigImportError, EnvironmentContractError
+from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.rollout.parallel_rollout_runner import ParallelRolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
@@ -259,3 +259,70 @@ def test_empty_cells_of_a_table_count_as_missing_columns(tmp_path: Path) -> None
     pq.write_table(rows.set_column(1, "step", pa.array([0, None, 0])), tmp_path / "a.parquet")
     with pytest.raises(CheckpointError, match="expected a value in each row of step, found none"):
         list(read_parquet(tmp_path / "a.parquet"))
+
+
+PLANT = SimpleNamespace(
+    observation_spaces_dict={0: spaces.Dict(load=spaces.Box(0, 1, (1,), np.float32), site=spaces.Discrete(3))},
+    action_spaces_dict={0: spaces.Dict(valve=spaces.Discrete(4))},
+)
+
+
+def plant_rows() -> dict[str, list[Any]]:
+    """Two episodes of three decisions, as a plant logs them."""
+    return {
+        "episode_id": ["a", "a", "a", "b", "b", "b"],
+        "step": [0, 1, 2, 0, 1, 2],
+        "reward": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        "done": [False, False, True, False, False, False],
+        "observation.load": [[0.1], [0.2], [0.3], [0.4], [0.5], [0.6]],
+        "observation.site": [0, 0, 0, 2, 2, 2],
+        "action.valve": [0, 3, 1, 2, 2, 0],
+    }
+
+
+def test_a_truncated_row_ends_its_episode_without_being_done(tmp_path: Path) -> None:
+    columns = plant_rows() | {"truncated": [False, True, False, False, False, False]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    data = LoggedSteps.of_dataset(InMemoryDataset(tmp_path / "a.parquet", lambda: PLANT))  # type: ignore[arg-type]
+    assert data.episode_starts.tolist() == [0, 2, 3, 6]
+    assert data.truncated.tolist() == [False, True, False, False, False, True]
+    assert data.terminated.tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("step", [0, 1, 3, 0, 1, 2], r"episode a, step 3: .* found distances of \{1, 2\} between steps"),
+        ("step", [0, 1, 2, 0, 1, 1], r"episode b, step 1: .* two rows of ActorID\(step_key=0, agent_id=0\)"),
+        ("episode_id", ["a"] * 6, "episode a, step 0: .* two rows"),  # of two sites, or exported twice
+        ("step", ["8", "9", "10", "0", "1", "2"], "episode a, step .*str"),  # would be ordered as text
+        ("action.valve", [0, 3, 1.7, 2, 2, 0], "episode a, step 2: `action.valve`: .* found .*1.7"),
+        ("action.valve", [0, 3, 1, 2, None, 0], "episode b, step 1: expected a value of action.valve, found none"),
+        ("observation.site", ["n", "n", "n", "s", "s", "s"], "episode a, step 0: `observation.site`: .* found .*'n'"),
+        ("done", ["no", "no", "yes", "no", "no", "yes"], "episode a, step 0: `done`.* found .*'no'"),
+        ("reward", ["1,5"] * 6, "episode a, step 0: could not convert"),
+    ],
+)
+def test_rows_that_would_be_read_as_others_are_refused(
+    column: str, values: list[Any], message: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table(plant_rows() | {column: values}), tmp_path / "a.parquet")
+    with pytest.raises(CheckpointError, match=message):
+        list(read_parquet(tmp_path / "a.parquet", PLANT))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])
+def test_rewards_of_estimates_are_finite(reward: float | None, tmp_path: Path) -> None:
+    pq.write_table(pa.table(plant_rows() | {"reward": [1.0, 2.0, 3.0, 4.0, reward, 6.0]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"episode 1, decision 1: .* a finite reward .* found the reward"):
+        LoggedSteps.of_dataset(InMemoryDataset(tmp_path / "a.parquet", lambda: PLANT))  # type: ignore[arg-type]
+
+
+def test_recorded_tables_may_leave_out_steps(tmp_path: Path) -> None:
+    """Wrappers that repeat actions record one row for several steps, and fewer at the end of an episode."""
+    first, second = two_rows()
+    rows = [first, second._replace(step=3, substep=0), second._replace(step=4, substep=0)]
+    path = ParquetColumns(SEEN, DONE).write(tmp_path / "a.parquet", "a", rows)
+    env = SimpleNamespace(observation_spaces_dict=SEEN, action_spaces_dict=DONE)
+    (episode,) = read_parquet(path, env)  # type: ignore[arg-type]
+    assert len(episode.step_records) == 3

@@ -114,22 +114,23 @@ def once_faulty_env(marker: Path, fault: str) -> MazeEnv[Any]:
     return MazeEnv(OnceFaultyCoreEnv(marker, fault), {0: move}, {0: Observe(observation)})
 
 
+EXPECTED = {
+    "raise": r"raised ValueError: the simulator lost its marbles in environment .* during `collect`",
+    "kill": r"was killed by signal 9 \(SIGKILL\) during `collect`",
+    "hang": r"raised TimeoutError: `step` takes longer than the limit of 0.3 s",
+    "native hang": r"did not return from native code within 1 seconds after `runner.env_timeout` during",
+}
+
+
 @pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ("raise", r"raised ValueError: the simulator lost its marbles in environment .* during `collect`"),
-        ("kill", r"was killed by signal 9 \(SIGKILL\) during `collect`"),
-        ("hang", r"raised TimeoutError: `step` takes longer than the limit of 0.3 s"),
-        (
-            "native hang",
-            r"did not return from native code within 5 seconds after `runner.env_timeout` during",
-        ),
-    ],
+    ("fault", "wait_for"),
+    [("raise", 1.0), ("raise", 0.5), ("kill", 1.0), ("kill", 0.5), ("hang", 0.5), ("native hang", 1.0)],
 )
-@pytest.mark.parametrize("wait_for", [1.0, 0.5])
 def test_the_process_of_a_faulty_environment_is_named_and_replaced(
-    fault: str, expected: str, wait_for: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fault: str, wait_for: float, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if fault == "native hang":
+        monkeypatch.setattr("maze.core.utils.worker_pool._HANG_SECONDS", 1.0)
     placement = Processes(wait_for=wait_for, max_restarts=1)
     placement.env_timeout = 0.3
     factory = EnvFactory(partial(once_faulty_env, tmp_path / "marker", fault), timeout=placement.env_timeout)
@@ -144,13 +145,12 @@ def test_the_process_of_a_faulty_environment_is_named_and_replaced(
                 seen |= set(columns.substeps[0].observations["count"][:5, :, 0].astype(int).ravel().tolist())
         env.write_epoch_stats()
     (warning,) = [text for text in caplog.messages if "The process is replaced" in text]
-    assert re.search(rf"environment worker 1 \(environment 1, pid \d+\) {expected}", warning)
+    assert re.search(rf"environment worker 1 \(environment 1, pid \d+\) {EXPECTED[fault]}", warning)
     assert len(seen - {0, 1}) == 1
     assert env._pool.n_restarts == 1
 
 
-@pytest.mark.parametrize("fault", ["raise", "kill"])
-@pytest.mark.parametrize("wait_for", [1.0, 0.5])
+@pytest.mark.parametrize(("fault", "wait_for"), [("raise", 1.0), ("kill", 0.5)])
 def test_environments_in_threads_are_replaced_together_and_lose_no_step(
     fault: str, wait_for: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -421,6 +421,30 @@ def test_sub_policies_are_chosen_by_each_environment_for_itself():
     assert len(differing) > 10
 
 
+class LeavesWithTheEpisode(CountingCoreEnv):
+    def is_actor_done(self) -> bool:
+        return self.is_over
+
+
+def leaving_env() -> MazeEnv[Any]:
+    env = counting_env()
+    return MazeEnv(
+        LeavesWithTheEpisode(((2, "truncated"),)), env.action_conversion_dict, env.observation_conversion_dict
+    )
+
+
+@pytest.mark.parametrize("env_class", [SequentialVectorEnv, partial(SubprocVectorEnv, n_workers=2)])
+def test_an_actor_that_leaves_as_its_episode_is_truncated_is_done_also_after_the_autoreset(env_class):
+    env = env_class([leaving_env] * 2)
+    env.reset()
+    found = []
+    for _ in range(5):
+        env.step(moves(0, 0))
+        found.append(env.is_actor_done().tolist())
+    assert found == [[False] * 2, [True] * 2, [False] * 2, [True] * 2, [False] * 2]
+    env.close()
+
+
 def test_the_number_of_agents_varies_within_an_episode():
     results = trajectory(SequentialVectorEnv([coming_and_going_env] * 2), 60)
     agents = {actor.agent_id for actors, *_ in results[:60] for actor in actors}

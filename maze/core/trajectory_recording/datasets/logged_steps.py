@@ -220,11 +220,12 @@ class _Builder:
         names: dict[str, None] = {}
         for position, (step, record) in enumerate(episode):
             place = f"episode {len(self._starts) - 1}, decision {position}"
-            if record.observation is None or record.action is None or record.reward is None:
+            reward = np.nan if record.reward is None else float(record.reward)
+            if record.observation is None or record.action is None or not np.isfinite(reward):
                 raise ConfigError(
-                    f"Logged data, {place}: expected an observation, an action and a reward of actor "
-                    f"{tuple(record.actor_id)}. Record episodes with `runner.record_trajectory=true`, or report the "
-                    f"outcomes of a server's decisions."
+                    f"Logged data, {place}: expected an observation, an action and a finite reward of actor "
+                    f"{tuple(record.actor_id)}, found the reward {record.reward}. Record episodes with "
+                    f"`runner.record_trajectory=true`, or report the outcomes of a server's decisions."
                 )
             key, info = record.actor_id.step_key, record.info if isinstance(record.info, Mapping) else {}
             names[str(info.get(ACTED_BY, ""))] = None
@@ -240,9 +241,7 @@ class _Builder:
                 )
             row, agent = len(actions), record.actor_id.agent_id
             ended = is_last and not truncated
-            self._decisions.append(
-                (key, agent, row, step - first_step, float(record.reward), ended, truncated, propensity)
-            )
+            self._decisions.append((key, agent, row, step - first_step, reward, ended, truncated, propensity))
             actions.append(record.action)
         if truncated and (following := _first_observation_after(episode)) is not None:
             first_key = episode[0][1].actor_id.step_key

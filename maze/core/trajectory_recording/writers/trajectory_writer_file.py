@@ -20,6 +20,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
+from maze.core.env.space_values import Cast
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, EnvironmentContractError, optional_package
 from maze.core.events.event_record import EventRecord
@@ -65,6 +66,7 @@ _FIELDS = ("observation", "action")
 _NEED = "Parquet files need pyarrow"
 # Replacements of types that few readers of Parquet support.
 _STORED = {np.dtype(np.float16): np.dtype(np.float32)}
+_AS_BOOL = Cast(np.dtype(np.bool_), "`done`, `truncated`")
 
 
 class SubstepRow(NamedTuple):
@@ -175,11 +177,13 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
 
     `episode_id`, `step`, `reward`, `observation.<entry>` and `action.<entry>` are required. By default there is one
     actor (`step_key` 0, `agent_id` 0), and episodes without a row that is `done` are truncated. `propensity` is the
-    probability (density) of the action under the policy that acted. Empty cells count as missing columns.
+    probability (density) of the action under the policy that acted. Empty cells count as missing columns. The steps of
+    an episode have equal distances, as missing rows would change what follows an action.
 
     :param path: The file.
     :param env: The environment, for shapes of arrays and sub-step keys; `None`: arrays are flat.
-    :raises CheckpointError: The file is damaged, or a column is missing.
+    :raises CheckpointError: The file is damaged, a column or a row is missing, a row occurs twice, or a cell has no
+        value of its space.
     """
     optional_package("pyarrow", "parquet", _NEED)
     import pyarrow as pa
@@ -202,6 +206,7 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
     order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
     episode: SpacesTrajectoryRecord | None = None
     step: Any = None
+    found, distances = set[Any](), set[Any]()
     for cells in table.sort_by(order).to_pylist():
         row = {name: cell for name, cell in cells.items() if cell is not None}  # an empty cell is a missing column
         if empty := {"episode_id", "step"}.difference(row):
@@ -210,34 +215,54 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
             if episode is not None:
                 yield episode
             episode, step = SpacesTrajectoryRecord(row["episode_id"]), None
-        text = str(row.get("step_key", 0))
-        key = by_text.get(text, int(text) if text.isdecimal() else text)
-        observation, action = (
-            {
-                name.removeprefix(f"{kind}."): _value(row[name], spaces_of.get(kind, {}).get(key), name)
-                for name in names
-                if name in row
-            }
-            for kind, names in fields.items()
-        )
-        info = {TRUNCATION_KEY: bool(row.get("truncated")), PROPENSITY: row.get("propensity", np.nan)}
-        reward = float(row["reward"]) if "reward" in row else None
-        actor = ActorID(key, int(row.get("agent_id", 0)))
-        if step != row["step"]:
-            episode.append(StructuredSpacesRecord())
-            step = row["step"]
-        episode.step_records[-1].append(SpacesRecord(actor, observation, action, reward, bool(row.get("done")), info))
+        try:
+            record = _record(row, fields, by_text, spaces_of)
+            if step != row["step"]:
+                # rollouts may leave out steps, as wrappers repeat actions
+                distances.update([] if step is None or "events" in row else [row["step"] - step])
+                step, found = row["step"], set()
+                episode.append(StructuredSpacesRecord())
+            actor = (row.get("substep"), record.actor_id)
+            if len(distances) > 1 or actor in found:
+                seen = f"two rows of {actor[1]}" if actor in found else f"distances of {distances} between steps"
+                hint = "Remove repeated rows; rows after a gap, and those of other sites, need another `episode_id`."
+                raise ValueError(f"expected a row of each actor in each step, found {seen}. {hint}")
+        except (TypeError, ValueError, EnvironmentContractError) as error:
+            raise CheckpointError(f"{path}, episode {episode.id}, step {row['step']}: {error}") from error
+        found.add(actor)
+        episode.step_records[-1].append(record)
     if episode is not None:
         yield episode
 
 
-def _value(value: Any, space: Any, name: str) -> Any:
+def _record(row: Mapping[str, Any], fields: Mapping[str, Any], keys: Mapping[str, Any], spaces_of: Any) -> SpacesRecord:
+    """Return the record of a row's cells.
+
+    :raises ValueError: A cell of the sub-step's spaces is empty, or has no number.
+    :raises EnvironmentContractError: A cell has no value of its space.
+    """
+    text = str(row.get("step_key", 0))
+    key = keys.get(text, int(text) if text.isdecimal() else text)
+    values: dict[str, dict[str, Any]] = {}
+    for kind, names in fields.items():
+        parts = getattr(spaces_of.get(kind, {}).get(key), "spaces", {})
+        if empty := [name for name in names if name not in row and name.partition(".")[2] in parts]:
+            raise ValueError(f"expected a value of {', '.join(empty)}, found none. Fill it, or omit the episode.")
+        cells = {name.partition(".")[2]: row[name] for name in names if name in row}
+        values[kind] = {entry: _value(cell, parts.get(entry), f"{kind}.{entry}") for entry, cell in cells.items()}
+    done, truncated = (bool(_AS_BOOL(row.get(name, False))) for name in ("done", "truncated"))
+    info = {TRUNCATION_KEY: truncated, PROPENSITY: row.get("propensity", np.nan)}
+    reward = float(row["reward"]) if "reward" in row else None
+    actor = ActorID(key, int(row.get("agent_id", 0)))
+    return SpacesRecord(actor, values["observation"], values["action"], reward, done or truncated, info)
+
+
+def _value(value: Any, part: Any, name: str) -> Any:
     """Return a cell as an array of its space."""
-    part = space.spaces.get(name.partition(".")[2]) if isinstance(space, spaces.Dict) else None
     array = np.asarray(value)
-    if part is None or not isinstance(part, _ARRAYS) or array.size != int(np.prod(part.shape or ())):
+    if not isinstance(part, _ARRAYS) or array.size != int(np.prod(part.shape or ())):
         return array  # a misfit is reported where spaces are compared
-    return array.astype(part.dtype).reshape(part.shape or ())
+    return Cast(np.dtype(part.dtype), f"`{name}`")(array).reshape(part.shape or ())
 
 
 def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, list[spaces.Space[Any]]]:

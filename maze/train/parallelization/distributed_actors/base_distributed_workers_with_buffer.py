@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maze.core.env.structured_env import ActorID
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 
 
+@dataclass(eq=False)
 class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
     """Base of workers that collect rollouts into a replay buffer, from which a learner samples batches.
 
@@ -36,29 +38,20 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
     :raises ValueError: The number of seeds is wrong.
     """
 
-    def __init__(
-        self,
-        env_factory: Callable[[], MazeEnv[Any]],
-        worker_policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_workers: int,
-        batch_size: int,
-        rollouts_per_iteration: int,
-        split_rollouts_into_transitions: bool,
-        env_instance_seeds: Sequence[int],
-        replay_buffer: BaseReplayBuffer,
-    ) -> None:
-        self.env_factory = env_factory
-        self.worker_policy = worker_policy
-        self.n_rollout_steps = n_rollout_steps
-        self.n_workers = n_workers
-        self.batch_size = batch_size
-        self.rollouts_per_iteration = rollouts_per_iteration
-        self.split_rollouts_into_transitions = split_rollouts_into_transitions
-        self.env_instance_seeds = checked_seeds(env_instance_seeds, n_workers)
-        self.replay_buffer = replay_buffer
+    env_factory: Callable[[], MazeEnv[Any]]
+    worker_policy: TorchPolicy
+    n_rollout_steps: int
+    n_workers: int
+    batch_size: int
+    rollouts_per_iteration: int
+    split_rollouts_into_transitions: bool
+    env_instance_seeds: Sequence[int]
+    replay_buffer: BaseReplayBuffer
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.n_env_steps = n_rollout_steps * rollouts_per_iteration
+        self.env_instance_seeds = checked_seeds(self.env_instance_seeds, self.n_workers)
+        self.n_env_steps = self.n_rollout_steps * self.rollouts_per_iteration
         """Number of environment steps of the latest collection."""
         self._actors: list[ActorID] = []
         self.is_ahead = False

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
@@ -18,14 +18,7 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import Task, env_slices
 from maze.core.wrappers.log_stats_wrapper import stats_value
-from maze.train.parallelization.distributed_actors.env_groups import (
-    EnvGroups,
-    Generators,
-    RolloutPlan,
-    asynchronous_states,
-    join_rollouts,
-    seed_of_start,
-)
+from maze.train.parallelization.distributed_actors import env_groups
 from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds, states_for
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 
@@ -81,6 +74,7 @@ class EpisodeCollector:
         self.epoch_stats.reduce()
 
 
+@dataclass(eq=False)
 class DistributedActors(EpisodeCollector, ABC):
     """Actors that collect rollouts while a learner updates the policy.
 
@@ -96,24 +90,16 @@ class DistributedActors(EpisodeCollector, ABC):
 
     is_vectorized = True
 
-    def __init__(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        *,
-        envs_per_actor: int = 1,
-    ) -> None:
-        self.env_factory = env_factory
-        self.policy = policy
-        self.n_rollout_steps = n_rollout_steps
-        self.n_actors = n_actors
-        self.batch_size = batch_size
-        self.envs_per_actor = envs_per_actor
+    env_factory: Callable[[], Any]
+    policy: TorchPolicy
+    n_rollout_steps: int
+    n_actors: int
+    batch_size: int
+    envs_per_actor: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self._plan = RolloutPlan(n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
+        self._plan = env_groups.RolloutPlan(self.n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
         self._batch: RolloutColumns | None = None
         # Whether environments have begun new episodes since the previous batch other than by ending one.
         self._begins_anew = False
@@ -183,7 +169,7 @@ class DistributedActors(EpisodeCollector, ABC):
     def _joined(self, rollouts: Sequence[RolloutColumns], spaces: ActorSpaces) -> RolloutColumns:
         if self._batch is None:
             self._batch = spaces.columns(self.n_envs, self.n_rollout_steps, self.policy)
-        join_rollouts(rollouts, self._batch)
+        env_groups.join_rollouts(rollouts, self._batch)
         if self._begins_anew:
             self._batch.renewed, self._begins_anew = list(range(self.n_envs)), False
         return self._batch
@@ -219,7 +205,7 @@ class ActorsAhead(DistributedActors):
         actor_agent_seeds: list[int],
         *,
         envs_per_actor: int = 1,
-        make_groups: Callable[[], EnvGroups],
+        make_groups: Callable[[], env_groups.EnvGroups],
     ) -> None:
         super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
         self._queue_size = math.ceil(queue_out_of_sync_factor * batch_size)
@@ -229,7 +215,7 @@ class ActorsAhead(DistributedActors):
         # Actor -> statistics that the wrappers of its environments have learned.
         self._learned: dict[int, list[Any]] = {}
         self._make_groups = make_groups
-        self._groups: EnvGroups | None = None
+        self._groups: env_groups.EnvGroups | None = None
 
     @override(DistributedActors)
     def start(self) -> None:
@@ -246,7 +232,7 @@ class ActorsAhead(DistributedActors):
         self._groups = groups = self._make_groups()
         groups.learned = self._learned
         self._may_join, self._begins_anew = groups.pool.n_first == self.n_actors, True
-        env_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
+        env_seeds = [env_groups.seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
         try:
             slices = env_slices(len(env_seeds), self.n_actors)
             self._spaces = groups.open(self.env_factory, slices, lambda: env_seeds, self._may_join)
@@ -295,13 +281,13 @@ class ActorsAhead(DistributedActors):
         seconds = time.perf_counter() - start
         return CollectedBatch(self._joined(taken, self._spaces), n_before, len(self._arrived), seconds, lags)
 
-    def _issue(self, groups: EnvGroups) -> None:
+    def _issue(self, groups: env_groups.EnvGroups) -> None:
         """Request further rollouts."""
         for actor in self._tickets.issue():
-            generators = Generators(seed=self._seeds[actor], continues=True)
+            generators = env_groups.Generators(seed=self._seeds[actor], continues=True)
             self._tasks.append(groups.submit(actor, "collect", *self._weights, generators, self._plan))
 
-    def _receive(self, groups: EnvGroups, wait: bool) -> None:
+    def _receive(self, groups: env_groups.EnvGroups, wait: bool) -> None:
         """Append all finished rollouts to the queue.
 
         :param wait: Wait for a rollout if none is finished.
@@ -313,19 +299,19 @@ class ActorsAhead(DistributedActors):
             self._arrived.append((task.actor, groups.take(task.actor, task.result, self.epoch_stats)))
             self._tickets.finished(task.actor)
 
-    def _begin_new(self, groups: EnvGroups) -> None:
+    def _begin_new(self, groups: env_groups.EnvGroups) -> None:
         """Seed new actors and request further rollouts."""
         n_actors = groups.pool.n_actors if self._may_join else self.n_actors
         for actor in range(len(self._seeds), n_actors):
-            seed = seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
-            self._seeds.append(seed_of_start(seed, actor // self.n_actors))
+            seed = env_groups.seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
+            self._seeds.append(env_groups.seed_of_start(seed, actor // self.n_actors))
             if actor >= self._tickets.n_actors:
                 self._tickets.add_actor()
         self._issue(groups)
 
     @override(DistributedActors)
     def state_dict(self) -> dict[str, Any]:
-        states = asynchronous_states(self._learned, self.n_actors * self.envs_per_actor)
+        states = env_groups.asynchronous_states(self._learned, self.n_actors * self.envs_per_actor)
         return {"n_starts": self._n_starts, "environments": states}
 
     @override(DistributedActors)

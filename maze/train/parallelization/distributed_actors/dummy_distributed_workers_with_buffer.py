@@ -22,14 +22,8 @@ from maze.train.parallelization.distributed_actors.base_distributed_workers_with
     BaseDistributedWorkersWithBuffer,
 )
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan, asynchronous_states
+from maze.train.parallelization.vector_env import structured_vector_env
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.structured_vector_env import (
-    StructuredVectorEnv,
-    begun_anew,
-    joint_state,
-    load_joint_state,
-    states_for,
-)
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows
 
@@ -41,7 +35,7 @@ _CLOSE_SECONDS = 1.0
 class _Group:
     """Environments that are stepped together."""
 
-    env: StructuredVectorEnv
+    env: structured_vector_env.StructuredVectorEnv
     generator: RolloutGenerator
     columns: RolloutColumns
     rows: RolloutRows
@@ -82,7 +76,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     def __init__(
         self,
         *args: Any,
-        make_env: Callable[[Callable[[], Any], int], StructuredVectorEnv] | None = None,
+        make_env: Callable[[Callable[[], Any], int], structured_vector_env.StructuredVectorEnv] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -155,20 +149,20 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     def state_dict(self) -> dict[str, Any]:
         self.finish_rollouts()
         rows = [row for group in self._groups for row in group.rows.state()]
-        environments = joint_state(group.env.state_dict() for group in self._groups)
+        environments = structured_vector_env.joint_state(group.env.state_dict() for group in self._groups)
         return {**super().state_dict(), "turn": self._turn, "n_groups": len(self._groups), "rows": rows, **environments}
 
     @override(BaseDistributedWorkersWithBuffer)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
         super().load_state_dict(state_dict)
         self.start()
-        states = states_for(state_dict, self.n_workers)
+        states = structured_vector_env.states_for(state_dict, self.n_workers)
         if state_dict.get("n_groups") != len(self._groups):
             reason = "the interrupted run stepped the environments in other groups"
-            states = [begun_anew(state, state.get("problem", reason)) for state in states]
+            states = [structured_vector_env.begun_anew(state, state.get("problem", reason)) for state in states]
         else:
             self._turn = state_dict["turn"]
-        problems = load_joint_state(
+        problems = structured_vector_env.load_joint_state(
             env_slices(self.n_workers, len(self._groups)),
             {"environments": states},
             lambda states: [
@@ -250,7 +244,7 @@ class FirstFragmentWorkers(BaseDistributedWorkersWithBuffer):
         self._plan = self._plan._replace(begins=True)
         for rows in self._rows:
             rows.load_state([])
-        learned = [state["wrappers"] for state in states_for(state_dict, self.n_workers)]
+        learned = [state["wrappers"] for state in structured_vector_env.states_for(state_dict, self.n_workers)]
         states = asynchronous_states({0: learned}, self.n_workers)
         problems: dict[int, str] = self._env.load_state_dict({"n_starts": 1, **state_dict, "environments": states})
         return problems

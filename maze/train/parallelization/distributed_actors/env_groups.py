@@ -27,14 +27,8 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.core.utils.worker_pool import LocalPool, Task, TaskPool, env_slices, unpublished
 from maze.core.wrappers.return_normalization_reward_wrapper import statistics_states
+from maze.train.parallelization.vector_env import vector_env_utils
 from maze.train.parallelization.vector_env.structured_vector_env import DividedVectorEnv, StructuredVectorEnv
-from maze.train.parallelization.vector_env.vector_env_utils import (
-    ActorSpaces,
-    EpisodeRelay,
-    check_same_spaces,
-    decode_stats,
-    encode_stats,
-)
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID
@@ -176,15 +170,15 @@ class EnvGroup:
         self._episodes: list[LogStats] = []
         self._token = -1
         self._is_replacement = is_replacement
-        env.epoch_stats = EpisodeRelay(self._episodes.append)
+        env.epoch_stats = vector_env_utils.EpisodeRelay(self._episodes.append)
         if seeds:
             env.seed(seeds)
         if any(wrappers):
             env.load_state_dict({"environments": [{"wrappers": learned, "problem": ""} for learned in wrappers]})
 
-    def spaces(self) -> ActorSpaces:
+    def spaces(self) -> vector_env_utils.ActorSpaces:
         """Return the spaces of the environments."""
-        return ActorSpaces.of(self.env)
+        return vector_env_utils.ActorSpaces.of(self.env)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the vector environment."""
@@ -273,11 +267,11 @@ class Fragment(NamedTuple):
     """State of the policy's generators afterwards, if the learner needs it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.rollout, list(map(encode_stats, self.episodes)), *self[2:])
+        return _received, (self.rollout, list(map(vector_env_utils.encode_stats, self.episodes)), *self[2:])
 
 
 def _received(rollout: RolloutColumns | None, episodes: list[Any], *rest: Any) -> Fragment:
-    return Fragment(rollout, list(map(decode_stats, episodes)), *rest)
+    return Fragment(rollout, list(map(vector_env_utils.decode_stats, episodes)), *rest)
 
 
 class EnvGroups:
@@ -298,7 +292,7 @@ class EnvGroups:
 
     def open(
         self, env_factory: Callable[[], Any], groups: Sequence[slice], seeds: Callable[[], list[Any]], may_join: bool
-    ) -> ActorSpaces:
+    ) -> vector_env_utils.ActorSpaces:
         """Make the environments and wait for them.
 
         :param env_factory: Makes one environment.
@@ -317,9 +311,9 @@ class EnvGroups:
             return partial(EnvGroup, self._make_env, env_factory, n_envs, name, own_seeds, learned, n_starts > 0)
 
         self.pool.host(self._name, maker, None if may_join else len(groups))
-        spaces: list[ActorSpaces] = self.call("spaces", [()] * len(groups))
+        spaces: list[vector_env_utils.ActorSpaces] = self.call("spaces", [()] * len(groups))
         for group, of_group in zip(groups, spaces, strict=True):
-            check_same_spaces(spaces[0], of_group, f"environment {group.start}")
+            vector_env_utils.check_same_spaces(spaces[0], of_group, f"environment {group.start}")
         return spaces[0]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:

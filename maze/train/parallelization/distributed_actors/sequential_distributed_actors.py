@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Any
 from maze.core.annotations import override
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import LocalPool, env_slices
+from maze.train.parallelization.distributed_actors import env_groups
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
     DistributedActors,
-)
-from maze.train.parallelization.distributed_actors.env_groups import (
-    EnvGroups,
-    Generators,
-    GroupedVectorEnv,
-    copied_to_cpu,
-    seed_of_start,
 )
 from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds, states_for
@@ -56,7 +50,7 @@ class SequentialDistributedActors(DistributedActors):
         super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
         self._seeds = checked_seeds(actor_env_seeds, n_actors * envs_per_actor)
         self._acting_policy = policy
-        self._env: GroupedVectorEnv | None = None
+        self._env: env_groups.GroupedVectorEnv | None = None
         self._n_starts = 0
         self._next_actor = 0
         self._stopped_state: dict[str, Any] = {"environments": []}
@@ -65,13 +59,13 @@ class SequentialDistributedActors(DistributedActors):
     def start(self) -> None:
         self._started()
 
-    def _started(self) -> GroupedVectorEnv:
+    def _started(self) -> env_groups.GroupedVectorEnv:
         if self._env is None:
-            self._acting_policy = self.policy if self.policy.device == "cpu" else copied_to_cpu(self.policy)
-            self._groups = EnvGroups(LocalPool(self.n_actors), "rollouts", in_sequence, "Actor")
+            self._acting_policy = self.policy if self.policy.device == "cpu" else env_groups.copied_to_cpu(self.policy)
+            self._groups = env_groups.EnvGroups(LocalPool(self.n_actors), "rollouts", in_sequence, "Actor")
             groups = env_slices(len(self._seeds), self.n_actors)
-            self._env = GroupedVectorEnv(self._groups, self.env_factory, groups, None)
-            self._env.seed([seed_of_start(seed, self._n_starts) for seed in self._seeds])
+            self._env = env_groups.GroupedVectorEnv(self._groups, self.env_factory, groups, None)
+            self._env.seed([env_groups.seed_of_start(seed, self._n_starts) for seed in self._seeds])
             states = states_for(self._stopped_state, len(self._seeds))  # wrappers continue from their statistics
             self._env.load_state_dict({"environments": [{"problem": "", "wrappers": s["wrappers"]} for s in states]})
             self._n_starts += 1
@@ -99,7 +93,7 @@ class SequentialDistributedActors(DistributedActors):
         rollouts: list[RolloutColumns] = []
         acting = self._groups.hand_over(self._acting_policy)
         for _ in range(self.batch_size):
-            task = self._groups.submit(self._next_actor, "collect", *acting, Generators(), self._plan)
+            task = self._groups.submit(self._next_actor, "collect", *acting, env_groups.Generators(), self._plan)
             self._groups.pool.finished([task])
             rollout = self._groups.take(self._next_actor, task.result, self.epoch_stats)
             # the next rollout of the actor overwrites this one

@@ -18,22 +18,13 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
+from maze.train.parallelization.vector_env import structured_vector_env
 from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats, StatColumn
-from maze.train.parallelization.vector_env.structured_vector_env import (
-    RESEED_AFTER,
-    FinalObservation,
-    Out,
-    StructuredVectorEnv,
-    actions_at,
-    checked_seeds,
-    derived_seed,
-    states_for,
-)
 
 _NONE_FINISHED: Mapping[int, LogStats] = MappingProxyType({})
 
 
-class BatchedVectorEnv(StructuredVectorEnv):
+class BatchedVectorEnv(structured_vector_env.StructuredVectorEnv):
     """Step a :class:`~maze.core.env.batched_core_env.BatchedCoreEnv`.
 
     Seeds, episodes and statistics equal those of single environments of the same problem.
@@ -83,13 +74,13 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._is_reset = False
         self._is_restored = False
 
-    @override(StructuredVectorEnv)
-    def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
+    @override(structured_vector_env.StructuredVectorEnv)
+    def _advance(self, actions: Any, out: structured_vector_env.Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
         if not self._is_reset:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         simulation = self.simulation
         step_key = simulation.step_keys[simulation.substep]
-        given = actions_at(step_key, actions)
+        given = structured_vector_env.actions_at(step_key, actions)
         taken = {head.name: head.column(given) for head in self._heads[step_key]}
         paused = simulation.autoreset_pending
         rewards, terminated, truncated = simulation.advance(taken)
@@ -117,8 +108,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
         simulation.observe(out[simulation.step_keys[simulation.substep]])
         return done, self._infos
 
-    @override(StructuredVectorEnv)
-    def _begin(self, out: Out) -> None:
+    @override(structured_vector_env.StructuredVectorEnv)
+    def _begin(self, out: structured_vector_env.Out) -> None:
         self.rewards[:] = 0.0
         self.terminated[:] = False
         self.truncated = self.simulation.no_rows
@@ -139,39 +130,39 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._is_reset, self._is_restored = True, False
         self.simulation.observe(out[self.simulation.step_keys[self.simulation.substep]])
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
-        for index, seed in enumerate(checked_seeds(seeds, self.n_envs)):
+        for index, seed in enumerate(structured_vector_env.checked_seeds(seeds, self.n_envs)):
             if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
                 raise EnvironmentContractError(f"environment {index}: expected an integer as the seed, found {seed!r}.")
             self._adopt_seed(index, int(seed), 0)
             self.simulation.seed_row(index, int(seed))
         self._is_restored = False
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def close(self) -> None:
         self.simulation.close()
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def actor_ids(self) -> list[ActorID]:
         return self._actors[self.simulation.step_keys[self.simulation.substep]]
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
         return np.zeros(self.n_envs, np.bool_)
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]
         return np.array(self.simulation.elapsed)
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         seed, n_ticks = self._seeds[env_index], int(self._since_seeding[env_index]) - ticks_ago
         if seed is None or n_ticks < 0 or not self.simulation.seeds_rows:  # negative: it was seeded since then
             return None
-        return Seeding(derived_seed(seed, max(0, self._n_seedings[env_index] - 1)), n_ticks)
+        return Seeding(structured_vector_env.derived_seed(seed, max(0, self._n_seedings[env_index] - 1)), n_ticks)
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
         states = []
         problem = self.simulation.why_not_kept() if with_running else None
@@ -192,9 +183,9 @@ class BatchedVectorEnv(StructuredVectorEnv):
             states.append(state)
         return {"environments": states}
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        states = states_for(state_dict, self.n_envs)
+        states = structured_vector_env.states_for(state_dict, self.n_envs)
         running_ones = ["batched" in state for state in states]
         is_any_running = any(running_ones) if self.simulation.seeds_rows else all(running_ones)
         problems: dict[int, str] = {}
@@ -260,11 +251,11 @@ class BatchedVectorEnv(StructuredVectorEnv):
             simulation.observe(seen)
             actor = ActorID(step_key, 0)
             kept = split_rows({key: array[cut_off] for key, array in seen.items()})
-            finals = (FinalObservation(actor, observation) for observation in kept)
+            finals = (structured_vector_env.FinalObservation(actor, observation) for observation in kept)
             self.final_observations = dict(zip(cut_off.tolist(), finals, strict=True))
         kpis = self._kpis(rows) if self._kpis else None
         if simulation.seeds_rows:
-            for row in rows[self._since_seeding[rows] >= RESEED_AFTER].tolist():
+            for row in rows[self._since_seeding[rows] >= structured_vector_env.RESEED_AFTER].tolist():
                 if self._seeds[row] is not None:
                     self._seed_next(row)
         simulation.begin(rows)
@@ -308,7 +299,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         """Seed an environment before an episode, like single environments; see `ReplayLog`."""
         seed = self._seeds[index]
         if seed is not None:
-            self.simulation.seed_row(index, derived_seed(seed, self._n_seedings[index]))
+            self.simulation.seed_row(index, structured_vector_env.derived_seed(seed, self._n_seedings[index]))
             self._n_seedings[index] += 1
             self._since_seeding[index] = 0
 

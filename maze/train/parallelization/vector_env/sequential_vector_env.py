@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.base_env import is_truncated
+from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.env.space_values import Cast, action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
@@ -102,6 +102,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
         self._actor_ids: list[ActorID] = []
         self._n_checks_left = N_CHECKED_STEPS
         self._is_any_done = self._is_restored = False
+        # Of the environments whose episode has just ended: whether the last actor was done, before the reset.
+        self._actors_done: dict[int, bool] = {}
         # Whether an environment has reported per-actor rewards in the checked steps.
         self._has_actor_rewards = False
         self._observation_specs = array_specs(self.observation_spaces_dict, "observation")
@@ -196,7 +198,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
 
     @override(StructuredVectorEnv)
     def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
-        return np.array([env.is_actor_done() for env in self.envs], np.bool_)
+        before_reset = self._actors_done
+        return np.array([before_reset.get(i, env.is_actor_done()) for i, env in enumerate(self.envs)], np.bool_)
 
     @override(StructuredVectorEnv)
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]
@@ -261,6 +264,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         self.truncated[:] = False
         self.final_observations = {}
         self.finished_episodes = {}
+        self._actors_done = {}
         self._is_any_done = False
 
     def _step_flat(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
@@ -345,8 +349,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
         :return: First observation of the next episode.
         """
         env = self.envs[index]
-        self._is_any_done = True
-        truncated = is_truncated(True, info)
+        self._is_any_done, self._actors_done[index] = True, env.is_actor_done()
+        truncated = bool(info.get(TRUNCATION_KEY, False))
         (self.truncated if truncated else self.terminated)[index] = True
         if truncated or self.keep_terminal_observations:
             actor = env.actor_id()

@@ -15,20 +15,8 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.worker_pool import ProcessPool, env_slices, n_available_cores
+from maze.train.parallelization.vector_env import structured_vector_env, vector_env_utils
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.structured_vector_env import (
-    DividedVectorEnv,
-    FinalObservation,
-    Out,
-    StructuredVectorEnv,
-    actions_at,
-)
-from maze.train.parallelization.vector_env.vector_env_utils import (
-    ActorSpaces,
-    check_same_spaces,
-    decode_stats,
-    encode_stats,
-)
 
 if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
@@ -93,9 +81,9 @@ class EnvWorker(SequentialVectorEnv):
         super().__init__(env_factories, first_index=first_index)
         self._rows = slice(first_index, first_index + self.n_envs)
 
-    def spaces(self) -> tuple[ActorSpaces, bool]:
+    def spaces(self) -> tuple[vector_env_utils.ActorSpaces, bool]:
         """Return the spaces, and whether the environments are flat."""
-        return ActorSpaces.of(self), self.is_flat
+        return vector_env_utils.ActorSpaces.of(self), self.is_flat
 
     def share(self, n_envs: int, memory: np.ndarray) -> None:
         """Receive the shared memory.
@@ -133,7 +121,9 @@ class EnvWorker(SequentialVectorEnv):
             keys = self._shared.step_keys
             self._shared.actors[self._rows] = [(keys.index(key), agent_id) for key, agent_id in self.actor_ids()]
         with_info = {index: info for index, info in enumerate(infos, first) if info}
-        finished = [(first + index, encode_stats(stats)) for index, stats in self.finished_episodes.items()]
+        finished = [
+            (first + index, vector_env_utils.encode_stats(stats)) for index, stats in self.finished_episodes.items()
+        ]
         if not (with_info or finished or self.final_observations or self.actor_rewards or self.constrained):
             return None
         finals = {first + index: tuple(final) for index, final in self.final_observations.items()}
@@ -156,7 +146,7 @@ class CloudpickleWrapper:
         self.var = cloudpickle.loads(state)
 
 
-class SubprocVectorEnv(DividedVectorEnv):
+class SubprocVectorEnv(structured_vector_env.DividedVectorEnv):
     """Step its environments in worker processes, several in each, with actions and results in shared memory.
 
     Worth it where an environment's step takes longer than about a tenth of a millisecond; for cheaper ones
@@ -189,10 +179,10 @@ class SubprocVectorEnv(DividedVectorEnv):
         self._pool = pool = ProcessPool(len(slices), start_method, slices, timeout, n_slots=1, modules=[__name__])
         try:
             pool.host(_NAME, lambda index, _: partial(EnvWorker, env_factories[slices[index]], slices[index].start))
-            replies: list[tuple[ActorSpaces, bool]] = pool.call(_NAME, "spaces", [()] * len(slices))
+            replies: list[tuple[vector_env_utils.ActorSpaces, bool]] = pool.call(_NAME, "spaces", [()] * len(slices))
             super().__init__(slices, replies[0][0], logging_prefix)
             for rows, (spaces, _) in zip(slices, replies, strict=True):
-                check_same_spaces(self, spaces, f"environment {rows.start}")
+                vector_env_utils.check_same_spaces(self, spaces, f"environment {rows.start}")
             self.is_flat = all(is_flat for _, is_flat in replies)
             memory = pool.put(np.zeros(SharedArrays(n_envs, self).n_bytes, np.uint8))
             self._shared = shared = SharedArrays(n_envs, self, memory.of(pool.memory))
@@ -206,8 +196,8 @@ class SubprocVectorEnv(DividedVectorEnv):
         self._actor_ids: list[ActorID] = []
         self._is_keeping_terminal_observations = False
 
-    @override(StructuredVectorEnv)
-    def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
+    @override(structured_vector_env.StructuredVectorEnv)
+    def _advance(self, actions: Any, out: structured_vector_env.Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
         if not self._actor_ids:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self.keep_terminal_observations != self._is_keeping_terminal_observations:
@@ -215,57 +205,57 @@ class SubprocVectorEnv(DividedVectorEnv):
             self._call_all("__setattr__", "keep_terminal_observations", self.keep_terminal_observations)
         step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}
         for step_key in step_keys:
-            given = actions_at(step_key, actions, len(step_keys) == 1)
+            given = structured_vector_env.actions_at(step_key, actions, len(step_keys) == 1)
             for key, shared in self._shared.actions[step_key].items():
                 shared[...] = action_column(given, step_key, key, shared.shape, shared.dtype)
         infos = self._take(self._pool.call_short("step"), out)
         return self.terminated | self.truncated, infos
 
-    @override(StructuredVectorEnv)
-    def _begin(self, out: Out) -> None:
+    @override(structured_vector_env.StructuredVectorEnv)
+    def _begin(self, out: structured_vector_env.Out) -> None:
         self._actor_ids = []
         self._take(self._pool.call_short("reset"), out)
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def record_constrained(self, sources: Sequence[StatisticSource]) -> None:
         super().record_constrained(sources)
         self._call_all("record_constrained", sources)
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def close(self) -> None:
         """Close all environments and end the workers, by force if needed; returns within five seconds."""
         self._pool.close()
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def actor_ids(self) -> list[ActorID]:
         return list(self._actor_ids) or [
             ActorID(*actor) for of_group in self._call_all("actor_ids") for actor in of_group
         ]
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
         return np.concatenate(self._call_all("is_actor_done"))
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]
         return np.concatenate(self._call_all("get_env_time"))
 
-    @override(StructuredVectorEnv)
+    @override(structured_vector_env.StructuredVectorEnv)
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         local = [(max(0, min(env_index, rows.stop - 1) - rows.start), ticks_ago) for rows in self.groups]
         answers: list[Seeding | None] = self._call("seeding_at", local)
         return next(answer for rows, answer in zip(self.groups, answers, strict=True) if env_index < rows.stop)
 
-    @override(DividedVectorEnv)
+    @override(structured_vector_env.DividedVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
         self._actor_ids = []  # only the workers know the actors until the next reset
         return super().load_state_dict(state_dict)
 
-    @override(DividedVectorEnv)
+    @override(structured_vector_env.DividedVectorEnv)
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return self._pool.call(_NAME, method, arguments)
 
-    def _take(self, replies: list[Any], out: Out) -> list[dict[Any, Any]]:
+    def _take(self, replies: list[Any], out: structured_vector_env.Out) -> list[dict[Any, Any]]:
         """Record the results of the workers, write the observations, and return the infos."""
         self.final_observations = {}
         self.actor_rewards = None
@@ -279,11 +269,11 @@ class SubprocVectorEnv(DividedVectorEnv):
                 continue
             finished, with_info, finals, actor_rewards, constrained_values = reply
             self.constrained_values[rows] = constrained_values
-            finished_episodes.update((index, decode_stats(encoded)) for index, encoded in finished)
+            finished_episodes.update((index, vector_env_utils.decode_stats(encoded)) for index, encoded in finished)
             for index, info in with_info.items():
                 infos[index] = info
             for index, (actor, observation) in finals.items():
-                self.final_observations[index] = FinalObservation(ActorID(*actor), observation)
+                self.final_observations[index] = structured_vector_env.FinalObservation(ActorID(*actor), observation)
             if actor_rewards is not None:
                 self.actor_rewards = self.actor_rewards or [None] * self.n_envs
                 self.actor_rewards[rows] = actor_rewards

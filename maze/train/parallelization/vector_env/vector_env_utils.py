@@ -15,16 +15,7 @@ from maze.core.env.core_env import CoreEnv
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.log_stats.log_stats import (
-    LogStats,
-    LogStatsAggregator,
-    LogStatsConsumer,
-    LogStatsGroup,
-    LogStatsKey,
-    LogStatsLevel,
-    event_named,
-    split_columns,
-)
+from maze.core.log_stats import log_stats
 from maze.core.rollout.batched_acting import logits_shapes_of
 from maze.core.rollout.rollout_columns import RolloutColumns, substeps_per_step
 from maze.core.utils.config_utils import count_instances
@@ -35,15 +26,15 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
 _FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
 
 
-class SinkHoleConsumer(LogStatsConsumer):
+class SinkHoleConsumer(log_stats.LogStatsConsumer):
     """Discard all statistics."""
 
-    @override(LogStatsConsumer)
-    def receive(self, stat: LogStats) -> None:
+    @override(log_stats.LogStatsConsumer)
+    def receive(self, stat: log_stats.LogStats) -> None:
         pass
 
 
-class EpisodeRelay(LogStatsAggregator):
+class EpisodeRelay(log_stats.LogStatsAggregator):
     """Take the place of a vector environment's epoch statistics and pass the statistics of each episode on.
 
     :param pass_on: Receives the statistics.
@@ -51,26 +42,26 @@ class EpisodeRelay(LogStatsAggregator):
 
     joins_samples = False
 
-    def __init__(self, pass_on: Callable[[LogStats], None]) -> None:
-        super().__init__(LogStatsLevel.EPOCH)
+    def __init__(self, pass_on: Callable[[log_stats.LogStats], None]) -> None:
+        super().__init__(log_stats.LogStatsLevel.EPOCH)
         self._pass_on = pass_on
 
-    @override(LogStatsAggregator)
-    def receive(self, stat: LogStats) -> None:
+    @override(log_stats.LogStatsAggregator)
+    def receive(self, stat: log_stats.LogStats) -> None:
         self._pass_on(stat)
 
-    @override(LogStatsAggregator)
+    @override(log_stats.LogStatsAggregator)
     def receive_later(self, deliver: Callable[[], None]) -> None:
         deliver()
 
-    @override(LogStatsAggregator)
+    @override(log_stats.LogStatsAggregator)
     def receive_columns(
         self,
-        columns: Mapping[LogStatsKey, np.ndarray | list[Any]],
+        columns: Mapping[log_stats.LogStatsKey, np.ndarray | list[Any]],
         n_periods: int,
-        occurrences: Mapping[LogStatsKey, np.ndarray] | None = None,
+        occurrences: Mapping[log_stats.LogStatsKey, np.ndarray] | None = None,
     ) -> None:
-        for stat in split_columns(columns, n_periods, occurrences):
+        for stat in log_stats.split_columns(columns, n_periods, occurrences):
             self._pass_on(stat)
 
 
@@ -81,9 +72,9 @@ def disable_epoch_level_stats(env: LogStatsWrapper) -> None:
 
     :param env: An environment with statistics.
     """
-    episode_stats = env.get_stats(LogStatsLevel.EPISODE)
+    episode_stats = env.get_stats(log_stats.LogStatsLevel.EPISODE)
     with suppress(ValueError):  # it has been disabled before
-        episode_stats.remove_consumer(env.get_stats(LogStatsLevel.EPOCH))
+        episode_stats.remove_consumer(env.get_stats(log_stats.LogStatsLevel.EPOCH))
 
 
 def with_stats(env: Any) -> LogStatsWrapper:
@@ -97,29 +88,29 @@ EncodedStats = list[tuple[Any, Any]]
 """Statistics for another process: their keys as :data:`_Reference`, and their values."""
 
 # Key of a statistic: module and name of the event, pickled event, output name, group.
-_Reference = tuple[str, str, bytes, Union[str, None], Union[LogStatsGroup, None]]
+_Reference = tuple[str, str, bytes, Union[str, None], Union[log_stats.LogStatsGroup, None]]
 
 
-def encode_stats(stats: LogStats) -> EncodedStats:
+def encode_stats(stats: log_stats.LogStats) -> EncodedStats:
     """Encode the statistics of an episode for another process."""
     return [(_reference_of(key), value) for key, value in stats.items()]
 
 
-def decode_stats(encoded: EncodedStats) -> LogStats:
+def decode_stats(encoded: EncodedStats) -> log_stats.LogStats:
     """Decode the result of :func:`encode_stats`: its keys refer to the event methods of this process."""
     return {_key_of(reference): value for reference, value in encoded}
 
 
 @cache
-def _reference_of(key: LogStatsKey) -> _Reference:
+def _reference_of(key: log_stats.LogStatsKey) -> _Reference:
     event = key.event
     return event.__module__, event.__qualname__, cloudpickle.dumps(event), key.output_name, key.group
 
 
 @cache
-def _key_of(reference: _Reference) -> LogStatsKey:
+def _key_of(reference: _Reference) -> log_stats.LogStatsKey:
     module, name, event, output_name, group = reference
-    return LogStatsKey(event_named(module, name) or _unpickled(event), output_name, group)
+    return log_stats.LogStatsKey(log_stats.event_named(module, name) or _unpickled(event), output_name, group)
 
 
 @cache

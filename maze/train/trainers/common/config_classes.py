@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from maze.core.errors import ConfigError
-from maze.core.utils.config_utils import CheckedConfig
+from maze.core.utils.config_utils import Amount, CheckedConfig, Count, Natural, Positive, Share
 from maze.core.utils.factory import TARGET_KEY, Factory
 
 if TYPE_CHECKING:
@@ -61,19 +60,6 @@ class Risk:
         covered = (min(max(self.level * n_quantiles - index, 0.0), 1.0) for index in range(n_quantiles))
         of_tail = (1.0 - self.mean_weight) / (self.level * n_quantiles)
         return [self.mean_weight / n_quantiles + of_tail * share for share in covered]
-
-
-# Types of fields that state a range, which `AlgorithmConfig` checks.
-Count = int
-"""An integer of at least 1."""
-Natural = int
-"""An integer of at least 0."""
-Amount = float
-"""A number of at least 0."""
-Positive = float
-"""A number above 0."""
-Share = float
-"""A number from 0 to 1."""
 
 
 @dataclass
@@ -128,25 +114,14 @@ class AlgorithmConfig(CheckedConfig, ABC):
             cls.name = cls.__name__.removesuffix("Config").removesuffix("Algorithm").lower()
 
     def __post_init__(self) -> None:
-        self.require_integer("n_epochs", "patience", "critic_burn_in_epochs", minimum=0)
-        self.require_integer("epoch_length", "n_quantiles", minimum=1)
+        super().__post_init__()
+        self.require_integer("n_epochs", "patience", minimum=0)
+        self.require_integer("epoch_length", minimum=1)
         if self.risk is not None:
             Risk.parse(self.risk)
             evaluator = self.rollout_evaluator  # means would select models that do not avoid risk
             if isinstance(evaluator, Mapping) and not {"keep", "objective"} & {*evaluator}:
                 self.rollout_evaluator = {**evaluator, "keep": "latest"}
-        self.require_number("kl_to_initial_coef", 0.0)
-        self.require_number("kl_to_initial_decay", 0.0, 1.0)
-        for each in fields(self):
-            kind, _, other = str(each.type).partition(" | ")
-            if other == "None" and getattr(self, each.name) is None:
-                continue
-            if kind in ("Count", "Natural"):
-                self.require_integer(each.name, minimum=int(kind == "Count"))
-            elif kind in ("Amount", "Positive", "Share"):
-                self.require_number(each.name, 0.0, 1.0 if kind == "Share" else math.inf, above=kind == "Positive")
-            elif kind == "bool":
-                self.require_choice(each.name, (True, False))
         if not isinstance(self.device, str):
             raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, found {self.device!r}.")
 
@@ -165,7 +140,7 @@ class ActorCriticConfig(AlgorithmConfig):
     patience: int = 15
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
-    critic_burn_in_epochs: int = 0
+    critic_burn_in_epochs: Natural = 0
     """Number of epochs at the start in which the critic learns alone and the policy stays as it is."""
 
     n_rollout_steps: Count = 100
@@ -204,10 +179,10 @@ class ActorCriticConfig(AlgorithmConfig):
     optimizer_eps: Positive = field(default=1e-5, kw_only=True)
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
 
-    kl_to_initial_coef: float = field(default=0.0, kw_only=True)
+    kl_to_initial_coef: Amount = field(default=0.0, kw_only=True)
     """Weight of KL(policy || initial policy): keeps a run that starts from a good policy close to it."""
 
-    kl_to_initial_decay: float = field(default=1.0, kw_only=True)
+    kl_to_initial_decay: Share = field(default=1.0, kw_only=True)
     """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
 
     reward_centering: Share = field(default=0.0, kw_only=True)
@@ -239,7 +214,7 @@ class ActorCriticConfig(AlgorithmConfig):
     `0.5*mean+0.5*cvar:0.1`; `null`: the mean. The latest model is kept as the best one, unless
     `rollout_evaluator.keep` or `.objective` is set."""
 
-    n_quantiles: int = field(default=50, kw_only=True)
+    n_quantiles: Count = field(default=50, kw_only=True)
     """Number of quantiles of the critic, with `risk`. More of them represent rarer losses."""
 
     def __post_init__(self) -> None:

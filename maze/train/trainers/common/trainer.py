@@ -17,20 +17,12 @@ from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import TargetNetworks, TorchModel, resolve_device
+from maze.core.agent.torch_model import TargetNetworks, TorchModel, fast_products, resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
-from maze.core.log_stats.log_stats import (
-    GlobalLogState,
-    LogStatsAggregator,
-    LogStatsKey,
-    LogStatsLevel,
-    StatsContext,
-    get_stats_logger,
-    increment_log_step,
-)
+from maze.core.log_stats import log_stats
 from maze.core.log_stats.stats_format import significant
 from maze.core.rollout.batched_acting import EpisodesInterrupted, interrupted_if
 from maze.core.utils.checkpoint import load_into, load_state, save_state
@@ -200,7 +192,9 @@ class EpochTrainer(Trainer, ABC):
         if evaluator is not None and model_selection is not None:
             evaluator.model_selection = evaluator.model_selection or model_selection
         self.checkpoint_file = None if checkpoint_file is None else Path(checkpoint_file)
-        self.train_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        self.train_stats = log_stats.LogStatsAggregator(
+            log_stats.LogStatsLevel.EPOCH, log_stats.get_stats_logger("train")
+        )
         """Statistics of the epoch."""
         self.events = self.train_stats.create_event_topic(self.events_class)
         self.stats = UpdateStats(self.events_class)
@@ -306,7 +300,7 @@ class EpochTrainer(Trainer, ABC):
         """
         return None
 
-    def _aggregators(self) -> dict[str, LogStatsAggregator]:
+    def _aggregators(self) -> dict[str, log_stats.LogStatsAggregator]:
         """Return statistics of the current epoch, by names of their own."""
         episodes = self.episode_source()
         return {"updates": self.train_stats, **({} if episodes is None else {"episodes": episodes.epoch_stats})}
@@ -367,7 +361,8 @@ class EpochTrainer(Trainer, ABC):
             print(f"-> algorithm.n_epochs is 0: early stopping ends the run, or epoch {EPOCH_LIMIT:,}.", flush=True)
         elif n_done >= self._n_epochs:
             print(f"-> nothing left to train: {n_done} of algorithm.n_epochs={self._n_epochs} are done.", flush=True)
-        with self._running(), run_process.freed_memory_kept():
+        products = fast_products(self.model.parameters(), getattr(self.config, "batch_size", 0))
+        with self._running(), run_process.freed_memory_kept(), products:
             while self._begins_epoch():
                 while self.update < self.n_updates_per_epoch():
                     self._run_update()
@@ -376,7 +371,7 @@ class EpochTrainer(Trainer, ABC):
         self.is_finished, self._epoch_length = True, 0
         self.save(is_last=True)  # with the log step in which the next epoch would be logged
         if self.evaluates_between_epochs or self.evaluated_epoch == self.epoch:
-            increment_log_step()
+            log_stats.increment_log_step()
         self._display.training_done(self._best())
 
     @contextmanager
@@ -454,12 +449,12 @@ class EpochTrainer(Trainer, ABC):
         self._write_epoch_stats()
         episodes = self.episode_source()
         stats = self.train_stats if episodes is None else episodes.epoch_stats
-        reward = LogStatsKey(BaseEnvEvents.reward, "mean", None)
+        reward = log_stats.LogStatsKey(BaseEnvEvents.reward, "mean", None)
         self.training_reward = float(stats.last_stats.get(reward, math.nan))
         if self._training_criterion.constraints and not math.isnan(self.training_reward):
             self.training_violation = self._training_criterion.judge(stats.last_stats).violation
         self.history.append(run_process.EpochSummary(self.epoch, self.n_env_steps, self.training_reward))
-        increment_log_step()
+        log_stats.increment_log_step()
         seconds = self._display.epoch_done(self.epoch, self.epoch - self.first_epoch, self.n_env_steps)
         self.stats.add_value("time_epoch", seconds)
         if self.model_selection is not None:
@@ -472,7 +467,7 @@ class EpochTrainer(Trainer, ABC):
         if signum is None:
             return
         self.save(is_last=True)
-        increment_log_step()
+        log_stats.increment_log_step()
         saved = f" Its state is saved in `{self.checkpoint_file}`." if self.checkpoint_file is not None else ""
         where = f"in epoch {self.epoch + 1} after update {self.update}"
         if self.update in (0, self.n_updates_per_epoch()):
@@ -532,7 +527,7 @@ class EpochTrainer(Trainer, ABC):
         :param header: Printed above them; empty: nothing.
         """
         counts_steps = self.takes_env_steps or self.steps_per_epoch or self.n_env_steps
-        StatsContext.active().n_env_steps = self.n_env_steps if counts_steps else None
+        log_stats.StatsContext.active().n_env_steps = self.n_env_steps if counts_steps else None
         self._display.before_output()
         if header:
             print_header(header)
@@ -620,7 +615,7 @@ class EpochTrainer(Trainer, ABC):
             "initial_policy": None if initial is None else initial.policy.state_dict(),
             "policy_generators": self.policy.rng_state(),
             **{name: getattr(self, name) for name in _PROGRESS},
-            "log_step": GlobalLogState.global_step,
+            "log_step": log_stats.GlobalLogState.global_step,
             "seeds": dict(self.run_seeds),
             "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
             "evaluator": None if self.evaluator is None else train_utils.to_plain(self.evaluator.state_dict()),
@@ -666,7 +661,7 @@ class EpochTrainer(Trainer, ABC):
         problems += self._hand_out_restored()
         for name, aggregator in self._aggregators().items():
             train_utils.statistics_from_plain(aggregator, state["statistics"].get(name, ()))
-        GlobalLogState.global_step = state["log_step"]
+        log_stats.GlobalLogState.global_step = state["log_step"]
         train_utils.set_global_generators_state(state["global_generators"])
         self._report(problems, origin)
 

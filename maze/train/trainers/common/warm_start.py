@@ -12,7 +12,7 @@ import torch
 from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.utils.config_utils import CheckedConfig
+from maze.core.utils.config_utils import Amount, CheckedConfig, Count, Positive
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
@@ -32,26 +32,21 @@ class WarmStart(CheckedConfig):
     policy: Any = None
     """Configuration of the policy that is cloned, an option of the group `policy`; `null`: none is."""
 
-    n_steps: int = 20_000
+    n_steps: Count = 20_000
     """Number of recorded environment steps, over all environments."""
 
-    n_epochs: int = 10
+    n_epochs: Count = 10
     """Number of passes over them."""
 
-    batch_size: int = 500
+    batch_size: Count = 500
     """Number of environment steps in a minibatch."""
 
-    lr: float = 0.001
+    lr: Positive = 0.001
     """Learning rate of the Adam optimizer, which is used for the cloning alone."""
 
-    entropy_coef: float = 0.0
+    entropy_coef: Amount = 0.0
     """Weight of the entropy bonus. With it, actions that were never recorded keep a probability: in the end about
     `exp(-1 / entropy_coef)` of that of actions that were always recorded."""
-
-    def __post_init__(self) -> None:
-        self.require_integer("n_steps", "n_epochs", "batch_size", minimum=1)
-        self.require_number("lr", 0.0, above=True)
-        self.require_number("entropy_coef", 0.0)
 
 
 def start_warm(

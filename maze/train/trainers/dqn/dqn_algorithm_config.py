@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.train.trainers.common.config_classes import Amount, Count, Positive, ReplayConfig, Share
+from maze.core.utils.config_utils import Amount, Count, Positive, Share
+from maze.train.trainers.common.config_classes import ReplayConfig
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
@@ -118,7 +119,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     or a mixture such as `0.5*mean+0.5*cvar:0.1`. `cvar:1` is QR-DQN (Dabney et al. 2018), `null` is DQN. The latest
     model is kept as the best one, unless `rollout_evaluator.keep` or `.objective` is set."""
 
-    n_quantiles: int = 50
+    n_quantiles: Count = 50
     """Number of quantiles of the return, with `risk`."""
 
     split_rollouts_into_transitions = True

@@ -25,16 +25,8 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by, define_time
+from maze.train.trainers.common import learning
 from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
-from maze.train.trainers.common.learning import (
-    Losses,
-    QuantileHead,
-    gradient_step,
-    mean_of,
-    no_output_layer,
-    output_layer,
-    quantile_huber_loss,
-)
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
@@ -233,9 +225,11 @@ class ActionQuantileNetwork(ActionValueNetwork):
         super().__init__(policy, state_value, factors)
         self.register_buffer("weights", torch.tensor(weights, device=next(policy.parameters()).device))
         sizes = {factor.head: factor.part.stop for factor in factors}  # the last part of a head ends it
-        layers = {head: output_layer(policy, (size, 1)) for head, size in sizes.items()}
+        layers = {head: learning.output_layer(policy, (size, 1)) for head, size in sizes.items()}
         self._heads = {
-            head: QuantileHead(layer, sizes[head], len(weights)) for head, layer in layers.items() if layer is not None
+            head: learning.QuantileHead(layer, sizes[head], len(weights))
+            for head, layer in layers.items()
+            if layer is not None
         }
         self.heads = nn.ModuleList(self._heads.values())
 
@@ -254,7 +248,7 @@ class ActionQuantileNetwork(ActionValueNetwork):
         factors = [factor for factor in self.factors if factor.head in outputs]
         for values, (head, part, _) in zip(self._values(observation, outputs), factors, strict=True):
             if head not in self._heads:
-                raise no_output_layer(f"the policy network of action head `{head}`")
+                raise learning.no_output_layer(f"the policy network of action head `{head}`")
             offsets = self._heads[head]()[:, part]
             found.append(values.unsqueeze(-1) + offsets - (offsets @ self.weights).unsqueeze(-1))
         return found
@@ -447,7 +441,7 @@ class DQN(ReplayTrainer):
 
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:
-        losses = Losses(torch.zeros((), device=self.model.device))
+        losses = learning.Losses(torch.zeros((), device=self.model.device))
         errors = torch.zeros(len(batch.terminated), device=self.model.device)
         config, n_step = self.config, None
         buffer: Any = self.workers.replay_buffer  # of arrays
@@ -468,19 +462,19 @@ class DQN(ReplayTrainer):
                 absent = as_column(weight == 0.0, taken)
                 taken, target = (each.masked_fill(absent, 0.0) for each in (taken, target))
             if isinstance(network, ActionQuantileNetwork):
-                loss = quantile_huber_loss(taken, target).mean(-1)
+                loss = learning.quantile_huber_loss(taken, target).mean(-1)
                 taken, target = taken.mean(-1), target.mean(-1)
             else:
                 loss = smooth_l1_loss(taken, target, reduction="none").mean(-1)
             error = (taken - target).detach().abs().sum(-1)
             if batch.weights is not None:
                 loss = loss * batch.weights
-            losses.add(mean := mean_of(loss, weight))
+            losses.add(mean := learning.mean_of(loss, weight))
             if weight is None or bool(weight.any()):
                 losses.report("value_loss", mean, actor.step_key)
-                losses.report("action_value", mean_of(taken.mean(-1), weight), actor.step_key)
+                losses.report("action_value", learning.mean_of(taken.mean(-1), weight), actor.step_key)
             errors = torch.maximum(errors, error)
-        self.stats.add(losses, gradient_step(losses, self.optimizer, config.max_grad_norm))
+        self.stats.add(losses, learning.gradient_step(losses, self.optimizer, config.max_grad_norm))
         if isinstance(buffer, PrioritizedReplayBuffer):
             buffer.set_errors(batch.slots, errors.cpu().numpy())
         self.n_batches += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import Amount, Natural, Positive
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.model_selection.model_selection_base import SelectionCriterion
 
@@ -22,22 +23,22 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     trainer = "maze.train.trainers.es.es_trainer.ESTrainer"
 
-    n_rollouts_per_update: int = 10
+    n_rollouts_per_update: Natural = 10
     """Minimum number of episodes per update; they come in mirrored pairs, so an odd number is rounded up."""
 
-    n_timesteps_per_update: int = 0
+    n_timesteps_per_update: Natural = 0
     """Minimum number of environment steps per update; an update reaches both minimums."""
 
-    max_steps: int = 0
+    max_steps: Natural = 0
     """Episodes are truncated after this number of environment steps; 0: never."""
 
     optimizer: Any = field(default_factory=default_optimizer)
     """Optimizer of the estimated gradient, as an object or its configuration."""
 
-    l2_penalty: float = 0.005
+    l2_penalty: Amount = 0.005
     """Weight of the penalty on the squared norm of the parameters."""
 
-    noise_stddev: float = 0.02
+    noise_stddev: Positive = 0.02
     """Standard deviation of the perturbations of the parameters."""
 
     policy_wrapper: Any = None
@@ -59,11 +60,8 @@ class ESAlgorithmConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         SelectionCriterion(self.objective, self.maximize, self.constraints)
-        self.require_integer("n_rollouts_per_update", "n_timesteps_per_update", "max_steps", minimum=0)
         if self.n_rollouts_per_update == 0 and self.n_timesteps_per_update == 0:
             raise ConfigError(
                 "algorithm: `n_rollouts_per_update` and `n_timesteps_per_update` are both 0; an update would have no "
                 "episodes; set one of them."
             )
-        self.require_number("l2_penalty", 0.0)
-        self.require_number("noise_stddev", 0.0, above=True)

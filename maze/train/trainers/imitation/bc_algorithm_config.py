@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from maze.core.utils.config_utils import Amount, Count, Natural
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 
@@ -25,28 +26,28 @@ class BCAlgorithmConfig(AlgorithmConfig):
     device: str = "cuda"
     """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, the default means `cpu`."""
 
-    batch_size: int = 100
+    batch_size: Count = 100
     """Number of environment steps in a minibatch."""
 
-    n_eval_workers: int = 0
+    n_eval_workers: Natural = 0
     """Number of environments for evaluation rollouts; 0: the runner's `eval_concurrency`."""
 
     validation_percentage: float = 20
     """Share of the data, in percent, that is kept for validation."""
 
-    eval_every_k_iterations: int | None = 500
+    eval_every_k_iterations: Count | None = 500
     """Evaluates after every so many minibatches, besides the end of each epoch; `null`: only there."""
 
-    n_eval_episodes: int = 8
+    n_eval_episodes: Natural = 8
     """Number of episodes per evaluation; 0: the policy is evaluated on validation data only."""
 
-    max_episode_steps: int = 0
+    max_episode_steps: Natural = 0
     """Evaluation episodes are cut off after this number of steps; 0: never."""
 
     optimizer: Any = field(default_factory=default_optimizer)
     """Configuration of the optimizer; it gets the parameters as `params`."""
 
-    entropy_coef: float = 0.0
+    entropy_coef: Amount = 0.0
     """Weight of the entropy bonus."""
 
     validation_split: str = field(default="auto", kw_only=True)
@@ -55,10 +56,5 @@ class BCAlgorithmConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_integer("batch_size", minimum=1)
-        self.require_integer("n_eval_workers", "n_eval_episodes", "max_episode_steps", minimum=0)
-        if self.eval_every_k_iterations is not None:
-            self.require_integer("eval_every_k_iterations", minimum=1)
         self.require_number("validation_percentage", 0.0, 100.0, below=True)
-        self.require_number("entropy_coef", 0.0)
         self.require_choice("validation_split", ("auto", "episodes", "steps"))

@@ -34,9 +34,9 @@ class DCL(LabellingTrainer):
 
     An epoch is a generation. Its first updates reach decisions of episodes of the current policy, each at a random
     time, and label them by :class:`~maze.planning.planner.Planner` (common random numbers, sequential halving) with the
-    candidate of the largest mean return. The others are passes over these labels with a learning rate that decays to
-    zero; the weight of a label is the difference of its value from the mean value of the other candidates. Decisions
-    are sub-steps.
+    candidate of the largest mean return in all scenarios. The others are passes over these labels with a learning rate
+    that decays to zero; the weight of a label is the difference of its value from the mean value of the other
+    candidates. Decisions are sub-steps.
 
     :param algorithm_config: Hyperparameters.
     :param policy: The policy that is trained.
@@ -170,8 +170,8 @@ class DCL(LabellingTrainer):
             return
         labelled = [found[index] for index in compared]
         rows = indices[compared]
-        best = [int(each.differences.argmax()) for each in labelled]
-        weights = np.array([label_weight(each.differences) for each in labelled])
+        best = [each.best for each in labelled]
+        weights = np.array([label_weight(each.differences, each.best) for each in labelled])
         observations = {key: array[rows] for key, array in group.stacked().items()}
         labels = [each.actions[index] for each, index in zip(labelled, best, strict=True)]
         self.labelled.add(group.actor_id, observations, labels, weights)
@@ -208,10 +208,9 @@ class _Progress:
         self.longest = state_dict["longest"]
 
 
-def label_weight(differences: np.ndarray) -> float:
-    """Return the weight of a label: its value, the largest, minus the mean value of the other candidates."""
-    others = np.delete(differences, differences.argmax())
-    return float(differences.max() - others.mean())
+def label_weight(differences: np.ndarray, best: int) -> float:
+    """Return the weight of a label: its value minus the mean value of the other candidates, and not below 0."""
+    return max(0.0, float(differences[best] - np.delete(differences, best).mean()))
 
 
 def _planned(

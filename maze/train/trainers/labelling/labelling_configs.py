@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from maze.core.utils.config_utils import Amount, Count, Positive, Share
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
@@ -19,27 +20,20 @@ class LabellingConfig(AlgorithmConfig):
     patience: int = 0
     """Number of evaluations without improvement that end the run; 0: any number."""
 
-    batch_size: int = 64
+    batch_size: Count = 64
     """Number of labelled decisions in a minibatch."""
 
-    lr: float = 0.002
+    lr: Positive = 0.002
     """Learning rate of Adam."""
 
-    max_grad_norm: float = 1.0
+    max_grad_norm: Amount = 1.0
     """Gradients are scaled down to this norm where they are larger; 0 leaves them alone."""
 
-    entropy_coef: float = 0.0
+    entropy_coef: Amount = 0.0
     """Weight of the entropy bonus."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
     """Evaluator between epochs (or its configuration), which selects the best model; `None`: none."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_integer("batch_size", minimum=1)
-        self.require_number("lr", 0.0, above=True)
-        for name in ("max_grad_norm", "entropy_coef"):
-            self.require_number(name, 0.0)
 
 
 @dataclass
@@ -51,16 +45,16 @@ class DCLConfig(LabellingConfig):
     n_epochs: int = 0
     """Number of epochs, each of which is a generation; 0: `generations`."""
 
-    generations: int = 2
+    generations: Count = 2
     """Number of policies that are learned, each from simulations of the one before."""
 
-    states: int = 20_000
+    states: Count = 20_000
     """Number of decisions that are labelled in a generation; fewer where episodes end early."""
 
     scenarios: int = 1024
     """Scenarios of a candidate action at most; sequential halving gives them to the best."""
 
-    horizon: int | None = 20
+    horizon: Count | None = 20
     """Environment steps that are simulated; `null`: to the end of the episode."""
 
     gamma: float = 1.0
@@ -80,33 +74,27 @@ class DCLConfig(LabellingConfig):
     """The policy of the first generation, a heuristic for instance, or its configuration
     (`+policy@algorithm.base=<option of the group policy>`); `null`: the policy that is trained."""
 
-    exploration: float = 0.1
+    exploration: Share = 0.1
     """Share of random actions on the way to the labelled decisions."""
 
-    states_per_update: int = 100
+    states_per_update: Count = 100
     """Number of episodes that are played side by side to reach decisions; each gives one."""
 
-    n_passes: int = 40
+    n_passes: Count = 40
     """Number of passes over the labelled decisions, with a learning rate that decays to zero."""
 
-    batch_size: int = 256
+    batch_size: Count = 256
     """Number of labelled decisions in a minibatch."""
 
-    generation_seconds: float | None = None
+    generation_seconds: Positive | None = None
     """Wall time of a generation at most: three quarters for labels, the rest for passes. Results then depend on the
     machine. `null`: any."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_integer("generations", "states", "states_per_update", "n_passes", minimum=1)
         self.require_integer("scenarios", "candidates", minimum=2)
-        if self.horizon is not None:
-            self.require_integer("horizon", minimum=1)
-        if self.generation_seconds is not None:
-            self.require_number("generation_seconds", 0.0, above=True)
         self.require_number("gamma", 0.0, 1.0, above=True)
         self.require_number("confidence", 0.0, 1.0, above=True, below=True)
-        self.require_number("exploration", 0.0, 1.0)
 
 
 @dataclass
@@ -122,13 +110,13 @@ class SelfLabellingConfig(LabellingConfig):
     epoch_length: int = 20
     """Number of updates per epoch."""
 
-    instances: int = 16
+    instances: Count = 16
     """Number of instances (episodes with different seeds) in an update."""
 
     samples: int = 32
     """Number of different solutions that are sampled of each instance."""
 
-    n_passes: int = 1
+    n_passes: Count = 1
     """Number of passes over the best solutions of an update."""
 
     lr_schedule: str = "constant"
@@ -136,6 +124,5 @@ class SelfLabellingConfig(LabellingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_integer("instances", "n_passes", minimum=1)
         self.require_choice("lr_schedule", ("constant", "linear", "cosine"))
         self.require_integer("samples", minimum=2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.train.trainers.common.config_classes import AlgorithmConfig, Amount, Count, Positive, Share
+from maze.core.utils.config_utils import Amount, Count, Positive, Share
+from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.train.trainers.common.config_classes import ActorCriticConfig, Amount, Count, Natural, Positive, Share
+from maze.core.utils.config_utils import Amount, Count, Natural, Positive, Share
+from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.evaluators.evaluator import Evaluator, default_rollout_evaluator
 
 

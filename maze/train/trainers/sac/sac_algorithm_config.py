@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.annotations import override
-from maze.train.trainers.common.config_classes import AlgorithmConfig, Amount, Count, Positive, ReplayConfig, Share
+from maze.core.utils.config_utils import Amount, Count, Natural, Positive, Share
+from maze.train.trainers.common.config_classes import AlgorithmConfig, ReplayConfig
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
@@ -97,17 +98,17 @@ class SACAlgorithmConfig(ReplayConfig):
     `None`: if environments are in worker processes (`runner=local`). `False`: they wait for each other, and all runners
     learn the same."""
 
-    critic_burn_in_epochs: int = field(default=0, kw_only=True)
+    critic_burn_in_epochs: Natural = field(default=0, kw_only=True)
     """Number of epochs at the start in which the critics learn alone and the policy stays as it is."""
 
     optimizer_eps: Positive = field(default=1e-8, kw_only=True)
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
 
-    kl_to_initial_coef: float = field(default=0.0, kw_only=True)
+    kl_to_initial_coef: Amount = field(default=0.0, kw_only=True)
     """Weight of KL(policy || initial policy), in units of returns: keeps a run that starts from a good policy
     close to it."""
 
-    kl_to_initial_decay: float = field(default=1.0, kw_only=True)
+    kl_to_initial_decay: Share = field(default=1.0, kw_only=True)
     """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
 
     @override(AlgorithmConfig)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from maze.core.agent.torch_state_critic import TorchStepStateCritic
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
@@ -20,7 +21,14 @@ from maze.train.parallelization.vector_env.batched_vector_env import BatchedVect
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv, in_sequence
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.cost_critics import PID, combined_advantage, pid_step, sum_of_ended
+from maze.train.trainers.common.actor_critic.cost_critics import (
+    PID,
+    LearnedConstraint,
+    combined_advantage,
+    pid_step,
+    sum_of_ended,
+)
+from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.model_selection.model_selection_base import (
     Constraint,
@@ -34,6 +42,7 @@ from tests.train.parallelization.toy_envs import coming_and_going_env, hierarchi
 from tests.train.parallelization.toy_policies import make_policy
 from tests.train.trainers.common.recurrent_models import SHARED, recurrent_model
 from tests.train.trainers.common.test_structured_training import build_model
+from tests.train.trainers.common.test_valuation_structured import A0, A1, Tick, model_with, rollout_of
 
 REWARD = BaseEnvEvents.reward
 
@@ -273,6 +282,36 @@ def test_sub_steps_and_varying_actors_learn_costs(make_env, critic, trainer_clas
     trainer.train()
     assert np.isfinite(learned.value)
     assert all(not torch.equal(one, two) for one, two in zip(before, learned.critic.parameters(), strict=True))
+
+
+def costs_of_a_kpi(ticks, kpis):
+    """Return the targets of the cost critic for `late <= 1` where the KPI has these values by tick."""
+    columns = rollout_of([ticks], last=[(A0, 5)], n_keys=1)
+    columns.constrained = np.zeros((len(ticks), 1, 1), np.float32)
+    for tick, value in kpis.items():
+        columns.constrained[tick] = value
+    model = model_with(TorchStepStateCritic, n_keys=1)
+    constraint = LearnedConstraint("late <= 1", PPOAlgorithmConfig(gae_lambda=1.0, constraint_margin=0.0), model)
+    batch = value_rollout(model, columns, GAE(0.5, 0.5))
+    constraint.learn(columns, batch, first=0, is_fixed=True)
+    (part,) = batch.parts
+    return part.costs[0].targets[0]
+
+
+def test_nothing_follows_a_truncated_episode_in_the_costs_of_whole_episodes():
+    # Both actors contributed to a KPI of 2, of which 1 is allowed: a cost of 1 (its scale is 1 as well), whatever the
+    # final observation (8) is worth. The next episode continues behind the rollout, where the cost critic predicts 5.
+    ends = Tick(A1, 6, 0, truncated=(A0, 8), actor_reward=0)
+    ticks = [Tick(A0, 4, 0, is_complete=False, actor_reward=0), ends, Tick(A0, 7, 0, actor_reward=0)]
+    assert costs_of_a_kpi(ticks, {1: 2.0}).tolist() == pytest.approx([1.0, 1.0, 5.0])
+
+
+def test_costs_of_long_episodes_keep_their_proportions():
+    # 20 and 40 beyond the limit, at the ends of 400 steps: their root mean square is sqrt(1000)
+    episode = [*[Tick(A0, 0, 0)] * 399, Tick(A0, 0, 0, terminated=True)]
+    found = costs_of_a_kpi([*episode, *episode], {399: 21.0, 799: 41.0})
+    assert found[[0, 399]].tolist() == pytest.approx([20 / 1000**0.5] * 2)
+    assert found[[400, 799]].tolist() == pytest.approx([40 / 1000**0.5] * 2)
 
 
 @pytest.mark.parametrize("critic", [None, SHARED])

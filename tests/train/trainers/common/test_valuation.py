@@ -274,6 +274,7 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
         truncated,
         complete,
         GAMMA,
+        has_left=np.zeros((n_ticks, n_envs, 1), bool),
     )
     values_after = next_of_actor[..., 0]
     found = gae(

@@ -162,6 +162,25 @@ def test_actors_with_own_rewards_weigh_all_decisions_up_to_their_next():
     assert second == pytest.approx([2 + GAMMA * 30 - 20 + GAMMA * last, last])
 
 
+def test_the_weight_of_an_agent_that_leaves_ends_with_its_environment_step():
+    agent, other = ActorID(0, 0), ActorID(0, 1)
+    columns = build_columns(
+        [(agent, 4), (other, 6), (other, 8)],
+        (other, 0),
+        complete=[False, True, True],
+        logits=np.zeros((3, 2)),  # both actions had probability 1/2, that of the taken one is 1/4 by now
+        actor_rewards=[8.0, 0.0, 0.0],
+    )
+    columns.actor_done = np.array([[True], [False], [False]])
+    batch = value_rollout(build_model([0], TorchStepStateCritic), columns, VTrace(1.0))
+    (part,) = batch.parts
+    last = 0.5 * (0 - 8)
+    # its own decision and that of the other agent in the same step: 1/4
+    assert (part.targets[0] - part.old_values[0]).tolist() == pytest.approx(
+        [0.25 * (8 - 4), 0.5 * (8 - 6) + 0.5 * last, last]
+    )
+
+
 @pytest.mark.parametrize("trace_lambda", [1.0, 0.8, 0.0])
 @pytest.mark.parametrize("critic", ["Shared", "Step"])
 @pytest.mark.parametrize("make_env", [hierarchical_env, coming_and_going_env, partial(two_step_env, 3, 1)])

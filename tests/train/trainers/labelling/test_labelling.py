@@ -23,6 +23,7 @@ from maze.core.errors import ConfigError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.planning.planner import Planner
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.imitation.bc_loss import BCLoss
 from maze.train.trainers.labelling.dcl_trainer import DCL, label_weight
@@ -118,9 +119,27 @@ def single_lamps(chance: float = 0.0) -> Any:
 
 
 def test_the_weight_of_a_label_is_its_advantage_over_the_mean_of_the_others() -> None:
-    assert label_weight(np.array([0.0, 2.0, -1.0])) == pytest.approx(2.5)  # 2 - (0 - 1) / 2
-    assert label_weight(np.array([0.0, -2.0, -1.0])) == pytest.approx(1.5)
-    assert label_weight(np.array([0.0, 0.0, 0.0])) == 0.0
+    assert label_weight(np.array([0.0, 2.0, -1.0]), best=1) == pytest.approx(2.5)  # 2 - (0 - 1) / 2
+    assert label_weight(np.array([0.0, -2.0, -1.0]), best=0) == pytest.approx(1.5)
+    assert label_weight(np.array([0.0, 0.0, 0.0]), best=0) == 0.0
+    assert label_weight(np.array([0.0, 1.0, 5.0]), best=1) == 0.0, "others, dropped early, look better"
+
+
+def test_candidates_that_were_dropped_early_are_no_labels() -> None:
+    # Two candidates meet 8, 8 and 16 scenarios. In the first 8 they gain 3 and 4: the former is dropped. The latter
+    # gains 0 in all others: 1 on average, which is less than 3, but more than the base's action.
+    class Scenarios:
+        n_decisions = 0
+
+        def __call__(self, source: Any, rows: Any, scenarios: Any, first: Any, seed: Any) -> Any:
+            which = np.array([action["index"] for action in first.actions])[first.which]
+            noise = np.where(scenarios % 2, 1.0, -1.0) * which
+            return np.where(scenarios < 8, np.array([0.0, 3.0, 4.0])[which], 0.0) + noise
+
+    (found,) = Planner(Scenarios(), scenarios=32).plan(None, [[{"index": index} for index in range(3)]], seed=0)
+    assert found.scenarios.tolist() == [32, 8, 32]
+    assert found.differences.tolist() == pytest.approx([0.0, 3.0, 1.0])
+    assert found.best == 2
 
 
 def test_weighted_losses_are_those_of_repeated_rows() -> None:

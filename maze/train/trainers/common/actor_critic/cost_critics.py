@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -166,17 +166,6 @@ def sum_of_ended(values: np.ndarray, ended: np.ndarray, carried: np.ndarray) -> 
     return float(done.sum()), totals[-1] - done
 
 
-@dataclass(frozen=True)
-class EpisodeCosts(GAE):
-    """GAE of costs of whole episodes, which are not discounted; nothing follows a truncated episode."""
-
-    @override(ReturnFunction)
-    def __call__(self, trajectories: Trajectories) -> Returns:
-        if trajectories.acts is None:
-            trajectories = replace(trajectories, terminated=trajectories.terminated | trajectories.truncated)
-        return super().__call__(trajectories)
-
-
 class LearnedConstraint(CostCritic):
     """A constraint in training: its multiplier, and the critic of its costs.
 
@@ -219,8 +208,8 @@ class LearnedConstraint(CostCritic):
         self._pid = PID()
         self._returns = GAE(config.gamma, config.gae_lambda)
         if self.sources[0].at_end:
-            self._returns = EpisodeCosts(1.0, config.gae_lambda)
-        self._scaling = RewardScaling(config.gamma)
+            self._returns = GAE(1.0, config.gae_lambda)
+        self._scaling = RewardScaling(config.gamma, at_ends=self.sources[0].at_end)
         centring = config.reward_centering and not self.sources[0].at_end
         self._centred = CentredReturns(self._returns, config.reward_centering, is_scaled=True) if centring else None
         self._carried = np.zeros((0, 2))
@@ -267,6 +256,8 @@ class LearnedConstraint(CostCritic):
             self._scaling.scale(costs)
         if columns.actor_rewards is not None:
             costs.actor_rewards = costs.rewards
+        if self.sources[0].at_end:  # costs of whole episodes are not discounted, and nothing follows a truncated one
+            costs.terminated, costs.truncated = ended, np.zeros_like(ended)
         self._add_costs(costs, batch, self._centred or self._returns, self._config.sequence_length)
 
     def report(self, stats: UpdateStats) -> None:

@@ -36,10 +36,12 @@ class RewardScaling:
     index; with IMPALA, and where a rollout does not wait for all environments, that may be another one.
 
     :param gamma: Discount for each environment step.
+    :param at_ends: Whether all rewards come with the last steps of episodes. They are divided by their root mean square
+        instead: the standard deviation of all steps is smaller by the root of the length, and all would be clipped.
     """
 
-    def __init__(self, gamma: float) -> None:
-        self._gamma = gamma
+    def __init__(self, gamma: float, at_ends: bool = False) -> None:
+        self._gamma, self._at_ends = gamma, at_ends
         self._statistics = CumulativeMovingMeanStd(epsilon=0.0)
         # `[n_envs]`: of the running episodes, already discounted for the step that comes.
         self._returns = np.zeros(0)
@@ -48,6 +50,7 @@ class RewardScaling:
     def std(self) -> float:
         """Divisor of rewards; 1 where returns do not vary."""
         variance = float(self._statistics.var) if self._statistics.count else 0.0
+        variance += float(self._statistics.mean) ** 2 if self._at_ends else 0.0
         return float(np.sqrt(variance + _EPSILON)) if variance > 0.0 else 1.0
 
     def scale(self, columns: RolloutColumns) -> None:
@@ -58,14 +61,14 @@ class RewardScaling:
         rewards = columns.rewards
         if np.isfinite(rewards.sum()):
             complete = columns.step_complete
-            discounts = np.where(complete, self._gamma, 1.0)
-            discounts[columns.terminated | columns.truncated] = 0.0
+            discounts, ended = np.where(complete, self._gamma, 1.0), columns.terminated | columns.truncated
+            discounts[ended] = 0.0
             self._returns = columns.carried(self._returns)
             returns = rewards.astype(np.float64)  # up to each tick
             for tick, discount in enumerate(discounts):
                 returns[tick] += self._returns
                 self._returns = returns[tick] * discount
-            self._statistics.update(returns[complete])
+            self._statistics.update(returns[ended if self._at_ends else complete])
         for of_whom in (rewards, columns.actor_rewards):
             if of_whom is not None:
                 np.multiply(of_whom, np.float32(1.0 / self.std), out=of_whom)

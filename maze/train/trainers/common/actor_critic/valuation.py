@@ -20,12 +20,7 @@ from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_valu
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.rollout.rollout_columns import (
-    FinalObservationEntry,
-    RolloutColumns,
-    SubstepColumns,
-    has_known_reward,
-)
+from maze.core.rollout import rollout_columns
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences
 
 if TYPE_CHECKING:
@@ -189,7 +184,7 @@ class RolloutBatch:
 
 
 def decisions_by_policy(
-    columns: RolloutColumns, separate_agents: Container[Any], device: str
+    columns: rollout_columns.RolloutColumns, separate_agents: Container[Any], device: str
 ) -> Iterator[tuple[list[SubstepRows], Index | None]]:
     """Yield observations and actions of each policy network in the order of time, with their ticks and environments.
 
@@ -211,7 +206,7 @@ def decisions_by_policy(
             found[key] = tensor.to(device)
         return found
 
-    def rows(actor: ActorID, of_key: SubstepColumns, place: Any) -> SubstepRows:
+    def rows(actor: ActorID, of_key: rollout_columns.SubstepColumns, place: Any) -> SubstepRows:
         logits = None if of_key.logits is None else tensors(of_key.logits, place)
         return SubstepRows(actor, tensors(of_key.observations, place), tensors(of_key.actions, place), logits)
 
@@ -228,7 +223,7 @@ def decisions_by_policy(
 
 def value_rollout(
     model: TorchActorCritic,
-    columns: RolloutColumns,
+    columns: rollout_columns.RolloutColumns,
     returns: ReturnFunction,
     hidden_states: HiddenStates | None = None,
     sequence_length: int = 0,
@@ -264,7 +259,7 @@ def value_rollout(
         for batch, place in zip(batches, trajectories.places, strict=True):
             batch.advantages, batch.targets = _rows_at(place, found.advantages), _rows_at(place, found.targets)
         if trajectories.acts is not None:
-            is_known = has_known_reward(columns.step_complete | columns.truncated)
+            is_known = rollout_columns.has_known_reward(columns.step_complete | columns.truncated)
             batches = [batch.known(is_known[batch.index]) for batch in batches]
     if sequenced is not None:
         sequenced.update_hidden_states()
@@ -302,7 +297,7 @@ def _evaluated(
 
 def _trajectories(
     model: TorchActorCritic,
-    columns: RolloutColumns,
+    columns: rollout_columns.RolloutColumns,
     batches: Sequence[PolicyBatch],
     gamma: float,
     sequenced: SequencedRollout | None,
@@ -349,7 +344,7 @@ def _trajectories(
 
 def _values_at_ends(
     model: TorchActorCritic,
-    columns: RolloutColumns,
+    columns: rollout_columns.RolloutColumns,
     sequenced: SequencedRollout | None,
     substeps: Sequence[SubstepRows] = (),
 ) -> dict[Place, tuple[ActorID, Any]]:
@@ -360,7 +355,7 @@ def _values_at_ends(
     :param substeps: The sub-steps of a dense rollout, if there are several. Critics that observe all of them take the
         observations of the others from the step before.
     """
-    entries_of: dict[ActorID, list[FinalObservationEntry]] = {}
+    entries_of: dict[ActorID, list[rollout_columns.FinalObservationEntry]] = {}
     for entry in (*columns.next_observations(), *columns.final_observations):
         entries_of.setdefault(entry.actor_id, []).append(entry)
     ends: dict[Place, tuple[ActorID, Any]] = {}
@@ -410,7 +405,7 @@ def _rows_at(place: Index | None, arrays: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _trajectories_of_actors(
-    columns: RolloutColumns,
+    columns: rollout_columns.RolloutColumns,
     values: Tensor,
     log_rhos: Tensor | None,
     ends: Mapping[Place, tuple[ActorID, float]],
@@ -441,12 +436,12 @@ def _trajectories_of_actors(
     known_ends = {place: (numbers[actor], value) for place, (actor, value) in ends.items() if actor in numbers}
     complete, terminated, truncated = columns.step_complete | columns.truncated, columns.terminated, columns.truncated
     weights = None if log_rhos is None else log_rhos.cpu().numpy()
+    has_left = np.zeros_like(acts) if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
     own_values, next_values, own_log_rhos = actor_trajectories(
-        values.cpu().numpy(), acts, known_ends, terminated, truncated, complete, gamma, weights
+        values.cpu().numpy(), acts, known_ends, terminated, truncated, complete, gamma, has_left, weights
     )
-    is_known = has_known_reward(complete)
+    is_known = rollout_columns.has_known_reward(complete)
     is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
-    has_left = False if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
 
     def joined(grid: np.ndarray) -> Tensor:
         """Join environments and actors in one axis; repeat what all actors of an environment have in common."""
@@ -475,6 +470,7 @@ def actor_trajectories(
     truncated: np.ndarray,
     step_complete: np.ndarray,
     gamma: float,
+    has_left: np.ndarray,
     log_rhos: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the decisions of each actor as a trajectory of its own, however irregularly it acts.
@@ -493,10 +489,11 @@ def actor_trajectories(
     :param truncated: `[n_ticks, n_envs]`, the episode was cut off.
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     :param gamma: Discount for each environment step.
+    :param has_left: bool `[n_ticks, n_envs, n_actors]`, the decision was the actor's last one in the episode.
     :param log_rhos: `[n_ticks, n_envs]`, logarithm of each decision's importance weight; `None`: all are 1.
     :return: `[n_ticks, n_envs, n_actors]` each: an actor's value before its decision (where others act, the discounted
         value of what follows for it); its value after the tick; and the logarithm of the importance weight of all
-        decisions from its own to the one before its next.
+        decisions from its own to the one before its next, or to the end of the environment step if it has left.
     """
     n_ticks = len(acts)
     own_values = np.where(acts, values[..., np.newaxis], 0).astype(values.dtype)
@@ -508,6 +505,7 @@ def actor_trajectories(
     discounts = np.where(step_complete, gamma, 1.0)[..., np.newaxis].astype(values.dtype)
     weights = np.zeros_like(own_values)
     weight = np.zeros_like(following)
+    rest_of_step = np.zeros_like(following[:, :1])
     next_values = np.empty_like(own_values)
     for tick in reversed(range(n_ticks)):
         following[terminated[tick]] = 0.0
@@ -517,7 +515,9 @@ def actor_trajectories(
         own_values[tick] = following = np.where(acts[tick], own_values[tick], discounts[tick] * following)
         if log_rhos is not None:
             weight[terminated[tick] | truncated[tick]] = 0.0
+            rest_of_step[step_complete[tick]] = 0.0
             weight += log_rhos[tick, :, np.newaxis]
-            weights[tick] = np.where(acts[tick], weight, 0.0)
+            rest_of_step += log_rhos[tick, :, np.newaxis]
+            weights[tick] = np.where(acts[tick], np.where(has_left[tick], rest_of_step, weight), 0.0)
             weight[acts[tick]] = 0.0
     return own_values, next_values, weights

@@ -15,15 +15,7 @@ from torch import nn
 from maze.core.agent.policy import acting_in
 from maze.core.agent.torch_policy import ActionHeads, TorchPolicy
 from maze.core.annotations import override
-from maze.core.env.faults import (
-    LONG_EPISODE,
-    USER_CODE_ERRORS,
-    Place,
-    check_episode_ends,
-    closed,
-    fail,
-    failure_of_acting,
-)
+from maze.core.env import faults
 from maze.core.env.space_values import array_specs, check_observation, split_rows, usual_values, zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError, NonFiniteError
@@ -34,6 +26,7 @@ from maze.core.utils.worker_pool import LocalPool, Maker, TaskPool, unpublished
 from maze.perception.program.network_program import Rows, population_in_numpy
 from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
+from maze.train.trainers.es import es_utils
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     Episode,
     EpisodeSeeds,
@@ -43,13 +36,6 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     RolloutSchedule,
 )
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
-from maze.train.trainers.es.es_utils import (
-    get_flat_weights,
-    n_trained_parameters,
-    set_flat_parameters,
-    set_flat_statistics,
-    trained_parameters,
-)
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
@@ -71,7 +57,7 @@ class Population:
 
     def __init__(self, policy: TorchPolicy, n_rows: int) -> None:
         policy.eval()
-        parameters = trained_parameters(policy)
+        parameters = es_utils.trained_parameters(policy)
         offsets = np.cumsum([0, *(parameter.numel() for parameter in parameters)]).tolist()
         self.parameters = np.zeros((n_rows, offsets[-1]), np.float32)
         """float32 `[n_rows, n_parameters]`, in the order of `trained_parameters(policy)`."""
@@ -184,7 +170,7 @@ class SinglePolicy:
     """
 
     def __init__(self, policy: Any, env: Any) -> None:
-        self.parameters = np.zeros((1, n_trained_parameters(policy)), np.float32)
+        self.parameters = np.zeros((1, es_utils.n_trained_parameters(policy)), np.float32)
         self._act = acting_in(env, policy, deterministic=True)
 
     def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
@@ -291,7 +277,7 @@ class Players:
         """Whether the policy cannot be evaluated as a batch; then there is one episode at a time."""
         n_slots = 1
         if not self.is_single and self._env_factory is not None:
-            n_slots = max(1, min(self._concurrency, MAX_NUMBERS // max(1, n_trained_parameters(policy))))
+            n_slots = max(1, min(self._concurrency, MAX_NUMBERS // max(1, es_utils.n_trained_parameters(policy))))
         self._n_slots = n_slots
         self._population = SinglePolicy(policy, env) if self.is_single else Population(policy, n_slots)
         self._specs = array_specs(observation_spaces, "observation")
@@ -308,8 +294,8 @@ class Players:
         """Start an update; running episodes are discarded. See :meth:`play` for the parameters."""
         self._parameters = parameters
         if self._normalized:
-            self._parameters, statistics = np.split(parameters, [n_trained_parameters(self.policy)])
-            set_flat_statistics(self.policy, statistics)
+            self._parameters, statistics = np.split(parameters, [es_utils.n_trained_parameters(self.policy)])
+            es_utils.set_flat_statistics(self.policy, statistics)
         self._noise_stddev = noise_stddev
         self._max_steps = max_steps
         self.stop()
@@ -324,7 +310,7 @@ class Players:
     def close(self) -> None:
         """Close all environments; a second call does nothing."""
         for index, slot in enumerate(self._slots):
-            closed(slot.env.close, f"environment {index}")
+            faults.closed(slot.env.close, f"environment {index}")
         self._slots.clear()
 
     def _add_slot(self, env: Any = None) -> None:
@@ -332,8 +318,8 @@ class Players:
             assert self._env_factory is not None, "sequential episodes need a first environment"
             try:
                 env = self._env_factory()
-            except USER_CODE_ERRORS as error:
-                fail(error, Place(f"environment {len(self._slots)}"), "the factory")
+            except faults.USER_CODE_ERRORS as error:
+                faults.fail(error, faults.Place(f"environment {len(self._slots)}"), "the factory")
         self._normalize(env)
         self._slots.append(_Slot(env))
 
@@ -343,7 +329,7 @@ class Players:
 
     def _restore_policy(self) -> None:
         if self.is_single:
-            set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
+            es_utils.set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
     def perturbed(self, episode: Episode, out: np.ndarray) -> None:
         """Write the parameters of the policy of an episode.
@@ -364,7 +350,7 @@ class Players:
         slot, parameters = self._slots[row], self._population.parameters[row]
         self.perturbed(episode, parameters)
         if self.is_single:
-            set_flat_parameters(self.policy, torch.from_numpy(parameters))
+            es_utils.set_flat_parameters(self.policy, torch.from_numpy(parameters))
             if episode.env_seed is not None:
                 self.policy.seed(episode.env_seed)
         try:
@@ -374,8 +360,8 @@ class Players:
             slot.actor = slot.actor_id()
             check_observation(observation, slot.actor, self._specs, row)
             self._store(row, slot, observation)
-        except USER_CODE_ERRORS as error:
-            fail(error, Place.of(slot.env, str(episode)), "reset")
+        except faults.USER_CODE_ERRORS as error:
+            faults.fail(error, faults.Place.of(slot.env, str(episode)), "reset")
         slot.episode, slot.episode_return, slot.n_steps = episode, 0.0, 0
         self._observed.begin(row)
         self._n_active += 1
@@ -401,13 +387,13 @@ class Players:
                 if done or slot.n_steps == self._max_steps:
                     finished.append(row)
                     continue
-                if slot.n_steps % LONG_EPISODE == 0:
-                    check_episode_ends(slot.n_steps, str(slot.episode))
+                if slot.n_steps % faults.LONG_EPISODE == 0:
+                    faults.check_episode_ends(slot.n_steps, str(slot.episode))
                 self._store(row, slot, observation)
             except NonFiniteError:
                 raise
-            except USER_CODE_ERRORS as error:
-                fail(error, self._place(row), "step")
+            except faults.USER_CODE_ERRORS as error:
+                faults.fail(error, self._place(row), "step")
         # in descending order: each free row is filled with the last running episode
         return [self._finish(row) for row in reversed(finished)]
 
@@ -452,13 +438,13 @@ class Players:
         try:
             actions = self._population.act(actor, observation, which)
         except EnvironmentContractError as error:
-            raise failure_of_acting(error, observation, lambda row: self._place(rows[row])) from error
+            raise faults.failure_of_acting(error, observation, lambda row: self._place(rows[row])) from error
         for key, column in actions.items():
             out[key][...] = column
 
-    def _place(self, row: int) -> Place:
+    def _place(self, row: int) -> faults.Place:
         slot = self._slots[row]
-        return Place.of(slot.env, str(slot.episode))
+        return faults.Place.of(slot.env, str(slot.episode))
 
     def _finish(self, row: int) -> tuple[Episode, Outcome]:
         """Return the outcome of an episode and move the last running episode to its row."""
@@ -534,7 +520,7 @@ class PooledRollouts(ESDistributedRollouts):
         if policy is not self._policy:
             self._sent = self.pool.publish((policy, normalization_stats))
             self._policy, self._token = policy, self._token + 1
-        parameters = self.pool.put(get_flat_weights(policy).numpy())
+        parameters = self.pool.put(es_utils.get_flat_weights(policy).numpy())
         common = (self._token, self._sent, parameters, noise_stddev, max_steps)
         share = -(-(self._n_rollouts + self.n_eval_rollouts) // (self.pool.n_ahead * self.pool.n_actors))
         size = max(share, SMALLEST_SLICE if self._n_timesteps else 1)
