@@ -305,7 +305,9 @@ class _StepPath:
                 if info.__class__ is not dict and not isinstance(info, Mapping | None):  # None: the checker reports it
                     raise TypeError("`info` is no dictionary")
             except (TypeError, ValueError) as error:
-                found = f"({', '.join(type(each).__name__ for each in result)})" if type(result) is tuple else repr(result)
+                found = (
+                    f"({', '.join(type(each).__name__ for each in result)})" if type(result) is tuple else repr(result)
+                )
                 raise EnvironmentContractError(
                     f"{type(core_env).__name__}.step: expected (state, reward, done, info), found {found:.200}."
                 ) from error
@@ -351,7 +353,7 @@ class _StepPath:
                 count = self.env.agent_counts_dict.get(step_key, -1)
                 if count >= 0 and agent_id not in range(count):
                     raise EnvironmentContractError(
-                        f"{type(self.env).__name__}, sub-step {step_key!r}: actor_id() returned agent {agent_id!r}, but "
+                        f"{type(self.env).__name__}, sub-step {step_key!r}: actor_id() gave agent {agent_id!r}, but "
                         f"agent_counts_dict declares {count} agent(s), counted from 0; -1 if the number varies."
                     )
                 check_in_space(observation, self.env.observation_space, type(self.env).__name__, step_key)
