@@ -591,6 +591,8 @@ def _options(fields: Mapping[str, Any], request: Request) -> Options:
     ranked = fields.get("ranked") or 0
     if not 0 <= ranked <= _MOST_RANKED:
         raise invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, found {ranked}.")
+    if (fields.get("step") or 0) < 0:
+        raise invalid(f"`step` is the number of the decision in its episode, from 0; found {fields['step']}.")
     return Options(
         step_key=request.path_params.get("step_key"),
         agent_id=fields.get("agent_id") or 0,

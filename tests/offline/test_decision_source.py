@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,26 @@ def test_contradicting_outcomes_leave_out_their_episode_only(tmp_path: Path, cap
     joined = join_decision_log(tmp_path)
     assert (len(joined.episodes), joined.left_out) == (2, {"in episodes with contradicting outcomes": 2})
     assert f"decisions-000001.jsonl:{len(lines)}: the outcome" in caplog.text
+
+
+def test_values_outside_of_their_spaces_leave_out_their_episodes_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged_episodes(tmp_path, 4)
+    (file,) = log_files(tmp_path)
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    decided = [index for index, line in enumerate(lines) if line.get("kind") == "decided"]
+    lines[decided[0]]["actions"]["action"]["values"] = [7]
+    lines[decided[5]]["inputs"]["observation"]["values"][0] = float("nan")
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    shapes = {0: spaces.Dict(observation=spaces.Box(-9, 9, np.shape(OBSERVATIONS[0])))}
+    env = SimpleNamespace(observation_spaces_dict=shapes, action_spaces_dict=ACTIONS)
+    joined = join_decision_log(tmp_path, env)  # type: ignore[arg-type]
+    assert (len(joined.episodes), joined.left_out) == (2, {"in episodes with values outside of their spaces": 4})
+    for index in (decided[0], decided[5]):
+        assert f"decisions-000001.jsonl:{index + 1}: values outside" in caplog.text
+    data = LoggedSteps.of_dataset(InMemoryDataset(joined.episodes))
+    data.require_spaces(shapes, ACTIONS)
 
 
 def test_bad_clocks_and_probabilities_and_other_spaces_are_reported(

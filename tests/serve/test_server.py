@@ -424,6 +424,7 @@ JSON = {"content-type": "application/json"}
 NESTED = b'{"observation":' + b"[" * 5000 + b"]" * 5000 + b"}"
 NESTED_LESS = b'{"observation":' + b"[" * 900 + b"]" * 900 + b"}"  # the parser of JSON lets it pass
 BAD_REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str], int, str]] = {
+    "negative-step": ("POST", "/act", b'{"observation":[0,0,0,0],"step":-1}', JSON, 422, "invalid"),
     "no-json": ("POST", "/act", b"{", JSON, 400, "malformed_json"),
     "empty": ("POST", "/act", b"", JSON, 400, "malformed_json"),
     "no-object": ("POST", "/act", b"[1]", JSON, 400, "malformed_json"),

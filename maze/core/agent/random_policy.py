@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class RandomPolicy(Policy):
     ) -> None:
         self.action_spaces_dict = action_spaces_dict
         self.masks = dict(masks or {})
-        self._sampled_spaces = copy.deepcopy(dict(action_spaces_dict))
+        self._samplers = {key: (space, _sampler_of(space)) for key, space in action_spaces_dict.items()}
         self._masked_heads: dict[Any, dict[str, str]] = {}
         self._rng = np.random.default_rng()
 
@@ -50,8 +51,8 @@ class RandomPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> Any:
-        space = for_actor(self._sampled_spaces, actor_id, "action_spaces_dict")
-        action = _sampled(space, self._rng)
+        space, sample = for_actor(self._samplers, actor_id, "action_spaces_dict")
+        action = sample(self._rng)
         if not isinstance(observation, Mapping) or not isinstance(space, spaces.Dict):
             return action
         # heads with masked choices are sampled again; masks do not change the samples of other heads
@@ -77,14 +78,30 @@ class RandomPolicy(Policy):
         return actions, [1.0 / n_candidates] * n_candidates
 
 
-def _sampled(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
-    """Sample a space without its own generator where that is possible."""
+def _sampler_of(space: spaces.Space[Any]) -> Callable[[np.random.Generator], Any]:
+    """Return a function, prepared once, that samples a space without its own generator where that is possible."""
     if isinstance(space, spaces.Dict):
-        return {key: _sampled(part, rng) for key, part in space.spaces.items()}
+        return partial(_of_heads, [(head, _sampler_of(part)) for head, part in space.spaces.items()])
     if isinstance(space, spaces.Discrete):
-        return np.int64(rng.integers(int(space.start), int(space.start + space.n)))
+        return partial(_of_choices, int(space.start), int(space.start + space.n))
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
-        return np.asarray(rng.uniform(space.low, space.high), space.dtype)  # without dimensions it is a number
+        return partial(_of_box, space.low, space.high)
+    return partial(_of_copy, copy.deepcopy(space))
+
+
+def _of_heads(heads: Sequence[tuple[str, Callable[..., Any]]], rng: np.random.Generator) -> dict[str, Any]:
+    return {head: sample(rng) for head, sample in heads}
+
+
+def _of_choices(low: int, high: int, rng: np.random.Generator) -> Any:
+    return np.int64(rng.integers(low, high))
+
+
+def _of_box(low: np.ndarray, high: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return np.asarray(rng.uniform(low, high), low.dtype)  # without dimensions it is a number
+
+
+def _of_copy(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 

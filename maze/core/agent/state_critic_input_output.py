@@ -35,7 +35,7 @@ class StateCriticOutput(Substeps[StateCriticStepOutput]):
     @property
     def actor_ids(self) -> list[ActorID | None]:
         """The actor of each sub-step."""
-        return [output.actor_id for output in self._items]
+        return [output.actor_id for output in self]
 
     @property
     def values(self) -> list[torch.Tensor]:
@@ -43,7 +43,7 @@ class StateCriticOutput(Substeps[StateCriticStepOutput]):
 
         :return: Each `[...]`, the batch.
         """
-        return [output.values for output in self._items]
+        return [output.values for output in self]
 
     @property
     def detached_values(self) -> list[torch.Tensor]:
@@ -51,11 +51,11 @@ class StateCriticOutput(Substeps[StateCriticStepOutput]):
 
         :return: Each `[...]`, the batch.
         """
-        return [output.detached_values for output in self._items]
+        return [output.detached_values for output in self]
 
     def reshape(self, shape: Sequence[int]) -> None:
         """Give all values another shape, in place."""
-        for output in self._items:
+        for output in self:
             output.values = output.values.reshape(tuple(shape))
             output.detached_values = output.detached_values.reshape(tuple(shape))
 
@@ -88,17 +88,17 @@ class StateCriticInput(Substeps[StateCriticStepInput]):
     @property
     def tensor_dict(self) -> list[dict[str, Any]]:
         """Observations and shared embeddings, for each sub-step."""
-        return [step_input.tensor_dict for step_input in self._items]
+        return [step_input.tensor_dict for step_input in self]
 
     @property
     def actor_ids(self) -> list[ActorID | None]:
         """The actor of each sub-step."""
-        return [step_input.actor_id for step_input in self._items]
+        return [step_input.actor_id for step_input in self]
 
     @property
     def substep_inputs(self) -> list[StateCriticStepInput]:
         """The inputs themselves."""
-        return self._items
+        return self
 
     @classmethod
     def build(cls, policy_output: PolicyOutput, record: StructuredSpacesRecord) -> StateCriticInput:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from maze.core.annotations import override
 from maze.distributions.dict import DictProbabilityDistribution
 
 if TYPE_CHECKING:
@@ -35,21 +35,12 @@ class PolicySubStepOutput:
         return self.prob_dist.joint_entropy()
 
 
-class Substeps(Generic[T]):
+class Substeps(list[T]):
     """Entries of the sub-steps of one environment step, in their order."""
 
-    def __init__(self, items: Iterable[T] = ()) -> None:
-        self._items = list(items)
-
-    def __getitem__(self, index: int) -> T:
-        return self._items[index]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def append(self, value: T) -> None:
-        """Add the next sub-step."""
-        self._items.append(value)
+    @override(list)
+    def append(self, value: T) -> None:  # the documented name of the argument
+        super().append(value)
 
 
 class PolicyOutput(Substeps[PolicySubStepOutput]):
@@ -57,12 +48,12 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
 
     def actor_ids(self) -> list[ActorID | None]:
         """Return the actor of each sub-step."""
-        return [output.actor_id for output in self._items]
+        return [output.actor_id for output in self]
 
     @property
     def substep_outputs(self) -> list[PolicySubStepOutput]:
         """The outputs themselves."""
-        return self._items
+        return self
 
     @property
     def action_logits(self) -> list[dict[str, torch.Tensor]]:
@@ -70,12 +61,12 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
 
         :return: Each `[..., *logits_shape]`.
         """
-        return [output.action_logits for output in self._items]
+        return [output.action_logits for output in self]
 
     @property
     def prob_dist(self) -> list[DictProbabilityDistribution]:
         """Joint action distribution of each sub-step."""
-        return [output.prob_dist for output in self._items]
+        return [output.prob_dist for output in self]
 
     @property
     def entropies(self) -> list[torch.Tensor]:
@@ -83,7 +74,7 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
 
         :return: Each `[...]`, the batch.
         """
-        return [output.entropy for output in self._items]
+        return [output.entropy for output in self]
 
     @property
     def embedding_logits(self) -> list[dict[str, torch.Tensor] | None]:
@@ -91,7 +82,7 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
 
         :return: Each `[..., features]`.
         """
-        return [output.embedding_logits for output in self._items]
+        return [output.embedding_logits for output in self]
 
     def log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         """Return the log-probability of each action head, for each sub-step.

@@ -261,6 +261,19 @@ def check_in_space(observation: Any, space: spaces.Space[Any], env_name: str, st
             )
 
 
+def rows_outside(values: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
+    """Return which rows are no values of a space, apart from the bounds of boxes: not finite, or no choice, `[n]`.
+
+    :param values: `[n, *space.shape]`.
+    :param space: Their space.
+    """
+    outside = ~np.isfinite(values)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        choices = values - getattr(space, "start", 0)
+        outside |= (choices < 0) | (choices >= getattr(space, "n" if isinstance(space, spaces.Discrete) else "nvec", 2))
+    return np.asarray(outside.reshape(len(values), -1).any(1))
+
+
 def action_problem(action: Any, space: spaces.Space[Any]) -> str | None:
     """Return why an action is not an element of its space; `None`: it is one.
 

@@ -155,7 +155,8 @@ def test_environments_in_threads_are_replaced_together_and_lose_no_step(
     fault: str, wait_for: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     factory = partial(once_faulty_env, tmp_path / "marker", fault)
-    env: Any = Processes(wait_for=wait_for, max_fragment_age=100, max_restarts=1, threads=2).vector_env(
+    # while a process starts, the others may collect hundreds of rollouts: no fragment is too old
+    env: Any = Processes(wait_for=wait_for, max_fragment_age=100_000, max_restarts=1, threads=2).vector_env(
         factory, 4, "train"
     )
     with contextlib.closing(env):

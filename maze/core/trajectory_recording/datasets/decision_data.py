@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.env.space_values import rows_outside
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.records.spaces_record import ACTED_BY, PROPENSITY, SpacesRecord
@@ -160,32 +161,41 @@ def read_decisions(path: str | Path, env: MazeEnv[Any] | None = None) -> list[Sp
     :raises CheckpointError: There is no log.
     :raises ConfigError: No episode is complete.
     """
-    joined = join_decision_log(path, None if env is None else {str(key): key for key in env.action_spaces_dict})
+    joined = join_decision_log(path, env)
     if not joined.episodes:
         raise ConfigError(f"{path}: the decision log holds no complete episode: {joined.summary()}")
     _LOGGER.log(logging.WARNING if joined.left_out else logging.INFO, "%s: %s", path, joined.summary())
     return joined.episodes
 
 
-def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | None = None) -> JoinedLog:
+def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> JoinedLog:
     """Join the decisions of a log with their outcomes.
 
-    Observations are the inputs of the networks, after all wrappers. A decision without an outcome, without a network
-    (refused, of the fallback), on a damaged line or with contradicting outcomes leaves its episode incomplete;
-    incomplete episodes are counted and left out. A repeated outcome counts once. Decisions of shadows and of no episode
-    are left out.
+    Observations are the inputs of the networks, after all wrappers. A decision without an outcome, without a
+    network (refused, of the fallback), on a damaged line, with values outside of the spaces or with contradicting
+    outcomes leaves its episode incomplete; incomplete episodes are counted and left out. A repeated outcome counts
+    once. Decisions of shadows and of no episode are left out.
 
     :param path: Directory of the log, or one of its files.
-    :param step_keys: Sub-step keys by their text, as logs have text only; `None`: whole numbers become integers.
+    :param env: The environment, for its spaces and sub-step keys, as logs have text only; `None`: nothing is compared
+        with spaces, and whole numbers become integers.
     :raises CheckpointError: There is no log.
     """
     damaged: list[str] = []
+    known_spaces = (
+        {}
+        if env is None
+        else {
+            str(key): (key, env.observation_spaces_dict[key].spaces, space.spaces)
+            for key, space in env.action_spaces_dict.items()
+        }
+    )
     decisions: dict[str, dict[str, _Decision]] = {}
     outcomes: dict[str, _Outcome] = {}
     left_out: Counter[str] = Counter()
     for where, line in read_lines(Path(path), damaged):
         try:
-            found = [] if line["kind"] == "outcome" else _decisions(where, line, step_keys)
+            found = [] if line["kind"] == "outcome" else _decisions(where, line, known_spaces)
             values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
             identifier = str(line["decision"]) if line["kind"] == "outcome" else ""
             if identifier:
@@ -224,15 +234,22 @@ def join_decision_log(path: str | Path, step_keys: Mapping[str, StepKeyType] | N
 
 
 def _decisions(
-    where: str, line: Mapping[str, Any], step_keys: Mapping[str, StepKeyType] | None
+    where: str, line: Mapping[str, Any], known_spaces: Mapping[str, tuple[StepKeyType, Any, Any]]
 ) -> list[tuple[str, str, _Decision]]:
     """Return the episode, identifier and decision of each row of a line."""
     text = str(line["step"])
-    key = (step_keys or {}).get(text, int(text) if text.isdecimal() else text)
+    key, seen, taken = known_spaces.get(text, (int(text) if text.isdecimal() else text, {}, {}))
     is_decided = line["kind"] == "decided"
     inputs = {name: decoded(array) for name, array in line["inputs"].items()} if is_decided else {}
     actions = {name: decoded(array) for name, array in line["actions"].items()} if is_decided else {}
     probabilities = line.get("probabilities") or {}
+    outside = np.zeros(len(line["rows"]), np.bool_)
+    for columns, spaces in ((inputs, seen), (actions, taken)):
+        for name, array in columns.items():
+            if name in spaces and array.shape == (len(outside), *spaces[name].shape):
+                outside |= rows_outside(array, spaces[name])
+    if outside.any():
+        _LOGGER.warning("%s: values outside of their spaces. The episodes of these decisions are left out.", where)
     found = []
     for index, row in enumerate(line["rows"]):
         if row["is_shadow"]:
@@ -247,7 +264,8 @@ def _decisions(
             action={name: array[index] for name, array in actions.items()},
             info={PROPENSITY: propensity, ACTED_BY: str(line.get("policy", ""))},
         )
-        reason = "" if is_decided else f"not decided by a network ({line['kind']})"
+        reason = "in episodes with values outside of their spaces" if outside[index] else ""
+        reason = reason if is_decided else f"not decided by a network ({line['kind']})"
         decision = _Decision(where, int(row["n"]), float(line["time"]), record, reason)
         found.append((row["episode"] or row.get("client_episode", ""), str(row["decision"]), decision))
     return found

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.base_env import is_truncated
+from maze.core.env.space_values import rows_outside
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
@@ -301,12 +302,9 @@ def _column_problem(values: Array, space: spaces.Space[Any]) -> str:
     """Return what does not fit; empty: all values are of the space, apart from the bounds of boxes."""
     if values.shape[1:] != space.shape:
         return f"expected values of shape {space.shape}, found {values.shape[1:]}"
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        return f"expected finite values, found {values[~np.isfinite(values)].flat[0]}"
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        n_choices = getattr(space, "n" if isinstance(space, spaces.Discrete) else "nvec", 2)
-        choices = values - getattr(space, "start", 0)
-        outside = (choices < 0) | (choices >= n_choices)
-        if outside.any():
-            return f"expected values of {space}, found {values[outside].flat[0]} in row {np.argwhere(outside)[0][0]}"
-    return ""
+    outside = rows_outside(values, space)
+    if not outside.any():
+        return ""
+    row = int(outside.argmax())
+    expected = "finite values" if isinstance(space, spaces.Box) else f"values of {space}"
+    return f"expected {expected}, found {values[row]} in row {row}"

@@ -178,7 +178,7 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
     `episode_id`, `step`, `reward`, `observation.<entry>` and `action.<entry>` are required. By default there is one
     actor (`step_key` 0, `agent_id` 0), and episodes without a row that is `done` are truncated. `propensity` is the
     probability (density) of the action under the policy that acted. Empty cells count as missing columns. The steps of
-    an episode have equal distances, as missing rows would change what follows an action.
+    an episode are 0, 1, 2, ..., as missing rows would change what follows an action.
 
     :param path: The file.
     :param env: The environment, for shapes of arrays and sub-step keys; `None`: arrays are flat.
@@ -206,7 +206,7 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
     order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
     episode: SpacesTrajectoryRecord | None = None
     step: Any = None
-    found, distances = set[Any](), set[Any]()
+    found = set[Any]()
     for cells in table.sort_by(order).to_pylist():
         row = {name: cell for name, cell in cells.items() if cell is not None}  # an empty cell is a missing column
         if empty := {"episode_id", "step"}.difference(row):
@@ -218,15 +218,16 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
         try:
             record = _record(row, fields, by_text, spaces_of)
             if step != row["step"]:
-                # rollouts may leave out steps, as wrappers repeat actions
-                distances.update([] if step is None or "events" in row else [row["step"] - step])
+                expected = 0 if step is None else step + 1
+                if row["step"] != expected and "events" not in row:  # wrappers of rollouts may leave out steps
+                    hint = "Has another file the rows before? Those after a gap need an `episode_id` of their own."
+                    raise ValueError(f"expected step {expected}, as steps count from 0. {hint}")
                 step, found = row["step"], set()
                 episode.append(StructuredSpacesRecord())
             actor = (row.get("substep"), record.actor_id)
-            if len(distances) > 1 or actor in found:
-                seen = f"two rows of {actor[1]}" if actor in found else f"distances of {distances} between steps"
-                hint = "Remove repeated rows; rows after a gap, and those of other sites, need another `episode_id`."
-                raise ValueError(f"expected a row of each actor in each step, found {seen}. {hint}")
+            if actor in found:
+                hint = "Remove repeated rows; episodes of several sites need an `episode_id` of their own."
+                raise ValueError(f"expected one row of {tuple(record.actor_id)} in a step, found two. {hint}")
         except (TypeError, ValueError, EnvironmentContractError) as error:
             raise CheckpointError(f"{path}, episode {episode.id}, step {row['step']}: {error}") from error
         found.add(actor)

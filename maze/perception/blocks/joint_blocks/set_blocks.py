@@ -185,10 +185,12 @@ def _mean_and_max(features: torch.Tensor, mask: torch.Tensor | None = None) -> t
 def _mean_and_max_in_numpy(features: Array, mask: Array | None = None) -> Array:
     if mask is None:
         return np.concatenate([features.mean(axis=-2), features.max(axis=-2)], axis=-1)
-    valid = (mask > 0)[..., np.newaxis]
-    mean = (features * valid).sum(axis=-2) / np.maximum(valid.sum(axis=-2), 1).astype(np.float32)
-    highest = np.where(valid, features, -np.inf).max(axis=-2)
-    return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
+    valid = mask > 0
+    n_valid = valid.sum(-1, keepdims=True)
+    weights = (valid / np.maximum(n_valid, 1)).astype(features.dtype)
+    mean = (weights[..., np.newaxis, :] @ features)[..., 0, :]
+    highest = np.maximum.reduce(features, axis=-2, where=valid[..., np.newaxis], initial=-np.inf)
+    return np.concatenate([mean, np.where(n_valid > 0, highest, np.float32(0.0))], axis=-1)
 
 
 class ItemScoresBlock(ShapeNormalizationBlock):
