@@ -88,6 +88,7 @@ REWARDS: dict[str, Any] = {
     "reward inf": float("inf"),
     "reward none": None,
     "reward text": "much",
+    "reward digits": "3",
     "reward array": np.zeros(2),
 }
 OBSERVATIONS: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.action_conversion import ActionConversionInterface, DictActionConversion
 from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.observation_conversion import ObservationConversionInterface
+from maze.core.env.observation_conversion import DictObservationConversion, ObservationConversionInterface
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.events.pubsub import Pubsub
@@ -107,7 +107,10 @@ class DrawerCoreEnv(CoreEnv):
     def agent_counts_dict(self) -> Any:
         return {"choose": 1} if self.fault == "agent-counts" else {"choose": 1, "reach": 1}
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self.fault == "close":
+            raise RuntimeError("the drawers are stuck")
+
     def get_renderer(self) -> Any: ...
     def get_serializable_components(self) -> Any: ...
 
@@ -248,6 +251,56 @@ def test_copies_with_new_seeds_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
     report = check_env(LostSalesEnv, n_steps=60)
     assert not report.has_chance
     assert any("new_future() changes nothing" in note for note in report.skipped)
+
+
+class AuctionCoreEnv(CoreEnv):
+    """A price is drawn in the third hour, and holds for the rest of the episode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng, self.hour, self.price = np.random.default_rng(), 0, 0.5
+
+    def seed(self, seed: Any) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self) -> Any:
+        self.hour, self.price = 0, 0.5
+        return self.get_maze_state()
+
+    def step(self, maze_action: Any) -> Any:
+        self.hour += 1
+        if self.hour == 3:
+            self.price = self.rng.random()
+        return self.get_maze_state(), self.price, self.hour == 100, {}
+
+    def get_maze_state(self) -> Any:
+        return {"price": np.array([self.price], np.float32)}
+
+    def clone_from(self, env: Any) -> None:
+        self.rng.bit_generator.state, self.hour, self.price = env.rng.bit_generator.state, env.hour, env.price
+
+
+def auction_env() -> MazeEnv[Any]:
+    prices = DictObservationConversion({"price": spaces.Box(0, 1, (1,))})
+    return MazeEnv(AuctionCoreEnv(), {0: DictActionConversion({"bid": spaces.Discrete(3)})}, {0: prices})
+
+
+def test_chance_that_is_over_in_the_copied_state_is_found_from_the_beginning_of_the_episode():
+    assert check_env(auction_env, n_steps=60).has_chance  # states are copied after 25 steps
+
+
+def test_an_exception_of_close_is_a_finding():
+    report = check_env(partial(drawer_env, "close"), n_steps=20)
+    assert [(finding.check, finding.place) for finding in report.findings] == [("exception", "MazeEnv, close()")]
+    assert "the drawers are stuck" in str(report)
+
+
+def test_undeclared_agents_are_refused_where_the_environment_is_stepped():
+    env = drawer_env("agent-id")
+    env.seed(1)
+    env.reset()
+    with pytest.raises(EnvironmentContractError, match=r"'reach'.* agent 1, but .* declares 1 agent\(s\)"):
+        env.step({"drawer": 0})
 
 
 def test_environments_that_cannot_be_cloned_are_checked_as_far_as_possible():

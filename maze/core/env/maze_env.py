@@ -305,8 +305,11 @@ class _StepPath:
                 if info.__class__ is not dict and not isinstance(info, Mapping | None):  # None: the checker reports it
                     raise TypeError("`info` is no dictionary")
             except (TypeError, ValueError) as error:
+                found = (
+                    f"({', '.join(type(each).__name__ for each in result)})" if type(result) is tuple else repr(result)
+                )
                 raise EnvironmentContractError(
-                    f"{type(core_env).__name__}.step: expected (state, reward, done, info), found {result!r:.200}."
+                    f"{type(core_env).__name__}.step: expected (state, reward, done, info), found {found:.200}."
                 ) from error
         except Exception as error:
             # Errors of the simulation pass, unless the action was no element of its space.
@@ -344,8 +347,15 @@ class _StepPath:
         conversion = self.env.observation_conversion if only_key is None else self.observation_conversions[only_key]
         observation = conversion.maze_to_space(maze_state)
         if self.unchecked:
-            step_key = self.env.actor_id().step_key if only_key is None else only_key
+            step_key, agent_id = self.env.actor_id()
+            step_key = step_key if only_key is None else only_key
             if step_key in self.unchecked:
+                count = self.env.agent_counts_dict.get(step_key, -1)
+                if count >= 0 and agent_id not in range(count):
+                    raise EnvironmentContractError(
+                        f"{type(self.env).__name__}, sub-step {step_key!r}: actor_id() gave agent {agent_id!r}, but "
+                        f"agent_counts_dict declares {count} agent(s), counted from 0; -1 if the number varies."
+                    )
                 check_in_space(observation, self.env.observation_space, type(self.env).__name__, step_key)
                 self.unchecked[step_key] -= 1
                 if self.unchecked[step_key] == 0:
@@ -359,7 +369,7 @@ def _overrides(env: MazeEnv[Any], name: str) -> bool:
 
 def _scalar_reward(reward: Any, core_env: CoreEnv) -> float:
     try:
-        return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        return float((reward.item() if isinstance(reward, np.ndarray) else reward) + 0)  # no text: float("3") is 3
     except (TypeError, ValueError):
         raise EnvironmentContractError(
             f"{type(core_env).__name__}.step() must return one number as the reward, found {reward!r}; see "

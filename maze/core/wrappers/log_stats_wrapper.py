@@ -7,16 +7,18 @@ drops them, so that a step without events costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
+import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.simulated_env_mixin import Future
+from maze.core.errors import EnvironmentContractError
 from maze.core.events.event_collection import EventCollection
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.episode_event_log import EpisodeEventLog
@@ -274,8 +276,16 @@ class EpisodeRecorder:
 
     def _kpi_records(self, log: EpisodeEventLog) -> list[EventRecord]:
         calculator = self.env.get_kpi_calculator()
-        kpis = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
+        kpis: Any = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
+        if not isinstance(kpis, Mapping) or any(not _is_number(kpi) for kpi in kpis.values()):
+            raise EnvironmentContractError(
+                f"{type(calculator).__name__}.calculate_kpis() must return numbers by name, found {kpis!r:.200}."
+            )
         return [EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": kpis[name]}) for name in kpis]
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
 
 
 def _reward_record(value: float) -> EventRecord:

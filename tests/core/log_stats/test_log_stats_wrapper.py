@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.log_events_writer import LogEventsWriter
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
@@ -25,6 +26,7 @@ from tests.core.log_stats.stats_test_env import (
     FOUR_STRUCTURED_STEPS,
     CuttingEvents,
     InventoryEvents,
+    RawPieceUsage,
     act,
     cutting_env,
 )
@@ -129,6 +131,15 @@ def test_publishing_at_once_is_not_repeated_by_the_following_reset_or_close():
     stats = epoch_values(env)
     assert stats["reward", "episode_count"] == 1
     assert stats["valid_cut", "mean_episode_total"] == 2
+
+
+@pytest.mark.parametrize("kpis", [None, {"waste": "low"}, {"waste": None}, {"waste": np.array([1, 2])}])
+def test_kpis_that_are_not_numbers_by_name_are_refused_with_their_calculator(monkeypatch, kpis):
+    monkeypatch.setattr(RawPieceUsage, "calculate_kpis", lambda *_: kpis)
+    env = LogStatsWrapper(cutting_env())
+    run_episode(env)
+    with pytest.raises(EnvironmentContractError, match=r"RawPieceUsage.calculate_kpis\(\) must return numbers by name"):
+        env.reset()
 
 
 def test_an_episode_that_is_reset_in_its_middle_counts_with_the_steps_it_had():
