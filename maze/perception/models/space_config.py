@@ -37,6 +37,15 @@ class SpacesConfig:
     observation_spaces_dict: dict[StepKeyType, spaces.Dict]
     agent_counts_dict: dict[StepKeyType, int]
 
+    def __post_init__(self) -> None:
+        for kind, by_key in (("action", self.action_spaces_dict), ("observation", self.observation_spaces_dict)):
+            for key, space in by_key.items():
+                if not isinstance(space, spaces.Dict):
+                    raise ConfigError(
+                        f"env: sub-step {key!r}: expected a gymnasium.spaces.Dict from `space()` of the {kind} "
+                        f"conversion, found {space}."
+                    )
+
     def differences(self, env: Any) -> list[str]:
         """Return what keeps a model of these spaces from acting in an environment; empty: nothing.
 

@@ -73,3 +73,9 @@ def test_spaces_that_cannot_be_described_are_named(tmp_path):
     with pytest.raises(ConfigError, match="Text"):
         SpacesConfig({0: spaces.Dict({"text": spaces.Text(3)})}, {}, {}).save(tmp_path / "spaces_config.pkl")
     assert not list(tmp_path.iterdir())
+
+
+def test_spaces_that_are_no_dictionaries_are_named():
+    box = spaces.Box(0.0, 1.0, (2,))
+    with pytest.raises(ConfigError, match=r"sub-step 'pick': expected a gymnasium.spaces.Dict .* observation"):
+        SpacesConfig({"pick": EVERYTHING}, {"pick": box}, {"pick": 1})  # type: ignore[dict-item]
