@@ -216,9 +216,10 @@ def test_one_head_name_with_two_spaces_is_refused():
 def files(tmp_path):
     composer = compose(MODEL)
     actor_critic = TorchActorCritic(composer.policy, composer.critic, "cpu")
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in actor_critic.parameters():
-            parameter.normal_()
+            parameter.normal_(generator=generator)
     torch.save(actor_critic.state_dict(), tmp_path / "state_dict.pt")
     torch.save(composer.policy.state_dict(), tmp_path / "policy.pt")
     SpacesConfig(**FLAT).save(tmp_path / "spaces_config.pkl")

@@ -16,7 +16,7 @@ CAMPAIGN = Path(__file__).parents[3] / "benchmarks" / "ray_kill_campaign.py"
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
 def test_a_run_whose_actors_are_killed_ends_and_loses_nothing() -> None:
-    options = ["--every", "4", "--kills", "1", "--actors", "2", "--epochs", "1"]
+    options = ["--every", "1", "--kills", "1", "--actors", "2", "--epochs", "1"]
     command = [sys.executable, str(CAMPAIGN), "ppo", *options]
     found = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False)
     assert found.returncode == 0, found.stdout + found.stderr[-3000:]
