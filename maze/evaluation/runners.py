@@ -184,8 +184,14 @@ class ComparisonRunner(EvaluationRunner):
 
     def _text(self, comparison: Comparison) -> str:
         """Return the text for the console."""
-        tails = [TailComparison(comparison, self._levels).text()] if self._levels else []
-        return "\n\n".join((comparison.text(), *tails))
+        parts = [comparison.text(), *([TailComparison(comparison, self._levels).text()] if self._levels else [])]
+        rewards = {name: ", ".join(found) or "none" for name, found in self._rewards.items()}
+        if len({*rewards.values()}) > 1:
+            parts.append(
+                f"The returns cannot be compared, because reward wrappers differ: {rewards}. Set those of all policies "
+                "(wrappers=<option>), or compare KPIs."
+            )
+        return "\n\n".join(parts)
 
     def _files(self, comparison: Comparison) -> dict[str, str]:
         """Return the contents of the files by name."""

@@ -239,6 +239,22 @@ def test_a_measure_that_is_missing_ends_the_command_after_the_first_episode(
     assert len(seeds) <= 2
 
 
+@pytest.mark.parametrize(("scale", "is_noted"), [(0.5, True), (0.1, False)])
+def test_returns_of_different_reward_wrappers_are_noted(
+    scale: float, is_noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    policies = {
+        name: {"policy": random, "wrappers": {"RewardScalingWrapper": {"scale": each}}}
+        for name, each in (("a", 0.1), ("b", scale))
+    }
+    command = ComparisonRunner(policies, 2, max_episode_steps=2)
+    command.setup(OmegaConf.create({"env": {"_target_": GYM, "env": "CartPole-v1"}}))
+    command.run()
+    note = "returns cannot be compared, because reward wrappers differ: {'a': 'RewardScalingWrapper(scale=0.1)', 'b'"
+    assert (note in capsys.readouterr().out) is is_noted
+
+
 def test_a_wrong_argument_of_a_later_policy_ends_the_command_before_the_first_one_plays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

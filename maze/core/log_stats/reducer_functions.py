@@ -7,6 +7,7 @@ many episodes at once (:meth:`CompiledStat.reduce_each`).
 
 from __future__ import annotations
 
+import logging
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
@@ -19,6 +20,8 @@ import numpy as np
 
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import StatsDefinition, event_definition
+
+logger = logging.getLogger(__name__)
 
 Reducer = Callable[[Any], Any]
 
@@ -136,6 +139,13 @@ def level_plan(event: Callable[..., Any], level: str) -> LevelPlan:
     position = _LEVELS.index(level)
     lower: list[StatsDefinition] = getattr(definition, _LEVELS[position - 1]) if position else []
     lowest = definition.step if level == "epoch" else []
+    names = [below.output_name for below in lower]
+    for stat in own:
+        if lower and stat.input_name not in names:
+            logger.warning(
+                f"{event.__qualname__}: a statistic of each {level} has no values, because input_name="
+                f"{stat.input_name!r} is no statistic of each {_LEVELS[position - 1]}; these are {names}."
+            )
     by_grouping: dict[str | None, list[CompiledStat]] = {}
     for position, stat in enumerate(own):
         by_grouping.setdefault(stat.group_by, []).append(_compile(position, stat, lower, lowest))

@@ -500,3 +500,27 @@ def test_cumulative_statistics_of_a_copy_and_of_a_stored_state_are_independent_o
     assert epoch(original, 3) == 2  # of 1 and 3
     restored.load_state(state)
     assert epoch(restored, 5) == 3  # of 1 and 5
+
+
+def test_a_statistic_without_values_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Two episode statistics have names, so that an epoch statistic must state which of them it reduces."""
+
+    class SalesEvents(ABC):
+        @define_epoch_stats(np.mean, output_name="unread")
+        @define_epoch_stats(np.mean, input_name="total", output_name="read")
+        @define_episode_stats(sum, output_name="total")
+        @define_episode_stats(max, output_name="largest")
+        @define_step_stats(None)
+        def lost(self, units):
+            """One value per sale."""
+
+    epoch = LogStatsAggregator(LogStatsLevel.EPOCH)
+    episode = LogStatsAggregator(LogStatsLevel.EPISODE, epoch)
+    assert [found.message for found in caplog.records] == []
+    for units in (1, 2):
+        episode.add_value(SalesEvents.lost, units)
+    episode.reduce()
+    assert {key.output_name: value for key, value in epoch.reduce().items()} == {"read": 3}
+    (warning,) = caplog.records
+    assert "SalesEvents.lost: a statistic of each epoch has no values" in warning.message
+    assert "input_name=None is no statistic of each episode; these are ['largest', 'total']." in warning.message
