@@ -185,6 +185,7 @@ _BUNDLE, _WHOLE_BUNDLE = ".maze", "maze.serve.policy.WholeBundlePolicy"
 _SB3 = ".zip"
 _ROLLOUT = "rollout"
 _EVIDENCE_GATE = "maze.offline.estimation.EvidenceGateRunner"
+_PLAYED_MEASURES = ("risk", "minimize", "maximize")
 _AS_RECORDED = "recorded_actions"
 
 
@@ -239,6 +240,10 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
         evidence = {"data": cfg.evidence} if isinstance(cfg.evidence, str) else OmegaConf.to_container(cfg.evidence)
         if not isinstance(evidence, dict) or "data" not in evidence:
             raise UsageError(f"evidence: expected a log, or a mapping with `data`, found {evidence!r}.")
+        played = {"thresholds": cfg.get("thresholds")} | {f"runner.{k}": cfg.runner.get(k) for k in _PLAYED_MEASURES}
+        if ignored := [key for key, value in played.items() if value]:
+            rule = "evidence: a log judges the return by `runner.margin` only"
+            raise UsageError(f"{rule}; leave out {', '.join(ignored)}, or play episodes, without evidence.")
         data = str(evidence["data"])
         evidence["data"] = data if data.startswith(MINARI) else str(project / data)
         with open_dict(cfg):
