@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.env.base_env import TRUNCATION_KEY
-from maze.core.env.space_values import rows_outside
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.records.spaces_record import ACTED_BY, PROPENSITY, SpacesRecord
@@ -244,10 +243,13 @@ def _decisions(
     actions = {name: decoded(array) for name, array in line["actions"].items()} if is_decided else {}
     probabilities = line.get("probabilities") or {}
     outside = np.zeros(len(line["rows"]), np.bool_)
-    for columns, spaces in ((inputs, seen), (actions, taken)):
-        for name, array in columns.items():
-            if name in spaces and array.shape == (len(outside), *spaces[name].shape):
-                outside |= rows_outside(array, spaces[name])
+    if known_spaces:
+        from maze.core.env.space_values import rows_outside  # needs gymnasium, which servers do without
+
+        for columns, spaces in ((inputs, seen), (actions, taken)):
+            for name, array in columns.items():
+                if name in spaces and array.shape == (len(outside), *spaces[name].shape):
+                    outside |= rows_outside(array, spaces[name])
     if outside.any():
         _LOGGER.warning("%s: values outside of their spaces. The episodes of these decisions are left out.", where)
     found = []
