@@ -6,7 +6,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -88,19 +88,20 @@ def threads_for(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def fast_products(parameters: Iterable[torch.Tensor], n_rows: int) -> Iterator[None]:
+def fast_products(parameters: Iterable[torch.Tensor], n_rows: int) -> AbstractContextManager[None]:
     """Multiply matrices by oneDNN while networks learn, where MKL takes twice the time (processors of AMD).
 
-    torch passes products to oneDNN where 16 bits are allowed. Without units for these, oneDNN computes with 32 bits.
-
     :param parameters: Parameters of the networks, each `[...]`.
-    :param n_rows: Rows of a minibatch. Small products remain with MKL.
+    :param n_rows: Rows of a minibatch. If the product with the largest layer is small, MKL computes all products.
     """
     n_weights = max((each.numel() for each in parameters if each.ndim == 2 and each.device.type == "cpu"), default=0)
-    if n_rows * n_weights < _MANY_MULTIPLICATIONS or not onednn_is_faster():
-        yield
-        return
+    is_worth_it = n_rows * n_weights >= _MANY_MULTIPLICATIONS and onednn_is_faster()
+    return _products_by_onednn() if is_worth_it else nullcontext()
+
+
+@contextmanager
+def _products_by_onednn() -> Iterator[None]:
+    """Allow 16 bits, so that torch passes products to oneDNN, which uses 32 bits where there are no units for 16."""
     before = _ONEDNN.matmul.fp32_precision
     _ONEDNN.matmul.fp32_precision = "bf16"
     try:
@@ -115,9 +116,8 @@ def onednn_is_faster() -> bool:
     if not (mkl_is_slow() and _ONEDNN.is_available()):
         return False
     values = 1.0 + torch.arange(2**16, dtype=torch.float64).view(256, 256) / 2**20  # exact in 32 bits, not in 16
-    before, _ONEDNN.matmul.fp32_precision = _ONEDNN.matmul.fp32_precision, "bf16"
-    product = values.float() @ values.float()
-    _ONEDNN.matmul.fp32_precision = before
+    with _products_by_onednn():
+        product = values.float() @ values.float()
     return torch.allclose(product.double(), values @ values, rtol=1e-5, atol=0.0)
 
 

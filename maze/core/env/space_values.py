@@ -267,7 +267,7 @@ def rows_outside(values: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
     :param values: `[n, *space.shape]`.
     :param space: Their space.
     """
-    outside = ~np.isfinite(values)
+    outside = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, np.bool_)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         choices = values - getattr(space, "start", 0)
         outside |= (choices < 0) | (choices >= getattr(space, "n" if isinstance(space, spaces.Discrete) else "nvec", 2))

@@ -181,14 +181,8 @@ def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> Join
     :raises CheckpointError: There is no log.
     """
     damaged: list[str] = []
-    known_spaces = (
-        {}
-        if env is None
-        else {
-            str(key): (key, env.observation_spaces_dict[key].spaces, space.spaces)
-            for key, space in env.action_spaces_dict.items()
-        }
-    )
+    seen, taken = ({}, {}) if env is None else (env.observation_spaces_dict, env.action_spaces_dict)
+    known_spaces = {str(key): (key, seen[key].spaces, space.spaces) for key, space in taken.items()}
     decisions: dict[str, dict[str, _Decision]] = {}
     outcomes: dict[str, _Outcome] = {}
     left_out: Counter[str] = Counter()
@@ -266,8 +260,8 @@ def _decisions(
             action={name: array[index] for name, array in actions.items()},
             info={PROPENSITY: propensity, ACTED_BY: str(line.get("policy", ""))},
         )
-        reason = "in episodes with values outside of their spaces" if outside[index] else ""
-        reason = reason if is_decided else f"not decided by a network ({line['kind']})"
+        undecided = "" if is_decided else f"not decided by a network ({line['kind']})"
+        reason = "in episodes with values outside of their spaces" if outside[index] else undecided
         decision = _Decision(where, int(row["n"]), float(line["time"]), record, reason)
         found.append((row["episode"] or row.get("client_episode", ""), str(row["decision"]), decision))
     return found

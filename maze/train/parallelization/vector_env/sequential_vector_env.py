@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.env.base_env import is_truncated
 from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.env.space_values import Cast, action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
@@ -350,7 +350,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         """
         env = self.envs[index]
         self._is_any_done, self._actors_done[index] = True, env.is_actor_done()
-        truncated = bool(info.get(TRUNCATION_KEY, False))
+        truncated = is_truncated(True, info)
         (self.truncated if truncated else self.terminated)[index] = True
         if truncated or self.keep_terminal_observations:
             actor = env.actor_id()
