@@ -101,7 +101,7 @@ class TorchActorCritic(TorchModel):
         """
         critic = self.state_critic
         policy_output = self.policy.evaluate(substeps, temperature, None if runs is None else runs.policy)
-        for output in policy_output.substep_outputs:
+        for output in policy_output:
             self._shares_embeddings[self.policy.network_key(output.actor_id)] = bool(output.embedding_logits)
         critic_input = StateCriticInput.of_substeps(policy_output, substeps, () if runs is None else runs.critic)
         return policy_output, critic.predict_values(critic_input)

@@ -237,11 +237,9 @@ class TorchStepStateCritic(TorchStateCritic):
 
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
-        output = StateCriticOutput()
-        for item in critic_input.substep_inputs:
-            values = self._value(self.network_key(item.actor_id), item.tensor_dict, item.run)
-            output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
-        return output
+        values = [self._value(self.network_key(item.actor_id), item.tensor_dict, item.run) for item in critic_input]
+        pairs = zip(values, critic_input, strict=True)
+        return StateCriticOutput([StateCriticStepOutput(value, value.detach(), item.actor_id) for value, item in pairs])
 
 
 class TorchDeltaStateCritic(TorchStateCritic):
@@ -254,7 +252,7 @@ class TorchDeltaStateCritic(TorchStateCritic):
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         output = StateCriticOutput()
         first_key = self.network_key(critic_input[0].actor_id)
-        for index, item in enumerate(critic_input.substep_inputs):
+        for index, item in enumerate(critic_input):
             key = self.network_key(item.actor_id)
             if index and key == first_key:
                 raise ConfigError(

@@ -252,7 +252,7 @@ class StatsSlot:
     :param keys: The key of each of the variant's statistics.
     """
 
-    __slots__ = ("_arrays", "_cumulative", "inputs", "is_touched", "keys", "periods", "variant")
+    __slots__ = ("_arrays", "_cumulative", "inputs", "keys", "periods", "variant")
 
     def __init__(self, variant: Variant, keys: tuple[Any, ...]) -> None:
         self.variant = variant
@@ -262,7 +262,6 @@ class StatsSlot:
         self._arrays: dict[str | None, list[np.ndarray]] = {}
         self.periods: list[int] = []
         """Periods of the level below with values."""
-        self.is_touched = False
         self._cumulative: dict[int, Any] = {}
 
     def values(self, name: str | None) -> list[Any]:
@@ -323,7 +322,6 @@ class StatsSlot:
             self._arrays.clear()
         if self.periods:
             self.periods.clear()
-        self.is_touched = False
 
     def reduce_into(self, stats: dict[Any, Any], n_periods: int, lengths: Sequence[int] = ()) -> None:
         """Calculate the statistics with values and drop the inputs.

@@ -249,10 +249,22 @@ def value_rollout(
         )
     sequenced = SequencedRollout(model, columns, hidden_states, sequence_length) if model.is_recurrent else None
     separate_agents = model.policy.substeps_with_separate_agent_nets
-    batches = [
-        _evaluated(model, substeps, index, returns.is_off_policy, sequenced, keeps_outputs)
-        for substeps, index in decisions_by_policy(columns, separate_agents, model.device)
-    ]
+    keeps_outputs = (returns.is_off_policy or keeps_outputs) and torch.is_grad_enabled()  # the loss uses them as well
+    batches = []
+    for substeps, index in decisions_by_policy(columns, separate_agents, model.device):
+        with torch.set_grad_enabled(keeps_outputs):
+            outputs, sequences = sequenced.evaluate(substeps, index) if sequenced else (model.evaluate(substeps), None)
+        with torch.no_grad():
+            pairs = zip(outputs[0], substeps, strict=True)
+            log_probs = [output.prob_dist.joint_log_prob(substep.action) for output, substep in pairs]
+            batch = PolicyBatch(substeps, outputs[1].detached_values, log_probs, index=index, sequences=sequences)
+            if substeps[0].logits is not None:
+                behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
+                batch.old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
+            if returns.is_off_policy:
+                batch.log_rhos = [new - old for new, old in zip(log_probs, batch.old_log_probs, strict=True)]
+        batch.outputs = outputs if keeps_outputs else None
+        batches.append(batch)
     with torch.no_grad():
         trajectories = _trajectories(model, columns, batches, returns.gamma, sequenced, are_joint)
         found = returns(trajectories)
@@ -264,35 +276,6 @@ def value_rollout(
     if sequenced is not None:
         sequenced.update_hidden_states()
     return RolloutBatch([batch for batch in batches if batch.n_rows], max(1, int(columns.step_complete.sum())))
-
-
-def _evaluated(
-    model: TorchActorCritic,
-    substeps: list[SubstepRows],
-    index: Index | None,
-    is_off_policy: bool,
-    sequenced: SequencedRollout | None,
-    keeps_outputs: bool,
-) -> PolicyBatch:
-    """Compute values and log-probabilities of all decisions of one policy network."""
-    keeps_outputs = (is_off_policy or keeps_outputs) and torch.is_grad_enabled()  # the loss uses them as well
-    sequences = None
-    with torch.set_grad_enabled(keeps_outputs):
-        if sequenced is None:
-            outputs = model.evaluate(substeps)
-        else:
-            outputs, sequences = sequenced.evaluate(substeps, index)
-    with torch.no_grad():
-        pairs = zip(outputs[0].substep_outputs, substeps, strict=True)
-        log_probs = [output.prob_dist.joint_log_prob(substep.action) for output, substep in pairs]
-        batch = PolicyBatch(substeps, outputs[1].detached_values, log_probs, index=index, sequences=sequences)
-        if substeps[0].logits is not None:
-            behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
-            batch.old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
-        if is_off_policy:
-            batch.log_rhos = [new - old for new, old in zip(log_probs, batch.old_log_probs, strict=True)]
-    batch.outputs = outputs if keeps_outputs else None
-    return batch
 
 
 def _trajectories(
