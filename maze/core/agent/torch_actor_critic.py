@@ -110,7 +110,7 @@ class TorchActorCritic(TorchModel):
         self,
         observation: Mapping[str, Any],
         actor_id: ActorID,
-        known_substeps: Sequence[Mapping[str, Any]] | None = None,
+        known: Sequence[Mapping[str, Any]] = (),
         position: int = 0,
         runs: ModelRuns | None = None,
     ) -> torch.Tensor:
@@ -127,7 +127,7 @@ class TorchActorCritic(TorchModel):
             if self._shares_embeddings.get(self.policy.network_key(actor_id), True):
                 output = self.policy.compute_substep_policy_output(observation, actor_id, run=of_policy)
                 observation = {**observation, **(output.embedding_logits or {})}
-            return critic.bootstrap_values(observation, actor_id, known_substeps, position, of_critic)
+            return critic.bootstrap_values(observation, actor_id, known, position, of_critic)
 
     @property
     def state_critic(self) -> TorchStateCritic:

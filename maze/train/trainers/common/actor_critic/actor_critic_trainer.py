@@ -200,14 +200,10 @@ class ActorCritic(EpochTrainer, ABC):
         model: TorchActorCritic = run.model()
         selection = run.best_model_selection(model)
         curriculum = Curriculum.of(run) if cls.follows_curriculum else None
+        rollouts = (curriculum.entered(epoch=0) if curriculum else None) or cls._rollouts(run, model)
+        evaluator, seed = run.evaluator(selection), run.agent_seed()
         trainer = cls(
-            algorithm_config=run.algorithm,
-            rollout_generator=(curriculum.entered(epoch=0) if curriculum else None) or cls._rollouts(run, model),
-            evaluator=run.evaluator(selection),
-            model=model,
-            model_selection=selection,
-            seed=run.agent_seed(),
-            checkpoint_file=run.checkpoint_file,
+            run.algorithm, rollouts, evaluator, model, selection, seed=seed, checkpoint_file=run.checkpoint_file
         )
         trainer._curriculum = curriculum
         return trainer

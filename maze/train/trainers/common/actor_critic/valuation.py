@@ -111,10 +111,7 @@ class PolicyBatch:
 
         return PolicyBatch(
             [substep.rows(index) for substep in self.substeps],
-            each(self.old_values),
-            each(self.old_log_probs),
-            each(self.advantages),
-            each(self.targets),
+            *(each(self.old_values), each(self.old_log_probs), each(self.advantages), each(self.targets)),
             sequences=sequences,
             costs=[CostRows(*map(each, costs)) for costs in self.costs],
         )
@@ -210,8 +207,12 @@ def decisions_by_policy(
         logits = None if of_key.logits is None else tensors(of_key.logits, place)
         return SubstepRows(actor, tensors(of_key.observations, place), tensors(of_key.actions, place), logits)
 
-    if columns.is_dense():
-        yield [rows(*of_substep) for of_substep in columns.rows_by_substep()], None
+    if columns.actor_sequence is not None:
+        step_keys, substeps = [actor.step_key for actor in columns.actor_sequence], []
+        for position, actor in enumerate(columns.actor_sequence):
+            of_key, first = columns.substeps[actor.step_key], step_keys[:position].count(actor.step_key)
+            substeps.append(rows(actor, of_key, slice(first, of_key.n_rows, step_keys.count(actor.step_key))))
+        yield substeps, None
         return
     for of_key in columns.substeps.values():
         for actor, place in of_key.entries_by_actor(are_separate=of_key.step_key in separate_agents):
@@ -346,7 +347,7 @@ def _values_at_ends(
     for actor, entries in entries_of.items():
         places = [(entry.tick, entry.env_index) for entry in entries]
         stacked = {key: np.stack([entry.observation[key] for entry in entries]) for key in entries[0].observation}
-        known = None
+        known: list[dict[str, Tensor]] = []
         if substeps:
             last_tick, n_substeps = columns.n_ticks - 1, len(substeps)
             steps = [min(tick, last_tick) // n_substeps * columns.n_envs + env for tick, env in places]
