@@ -135,14 +135,6 @@ class RolloutColumns:
         substeps = self.substeps.items()
         return {key: {name: array[-1] for name, array in part.observations.items()} for key, part in substeps}
 
-    def next_observations(self) -> Iterator[FinalObservationEntry]:
-        """Yield the observation of the next actor of each environment after the last tick."""
-        for env, actor in enumerate(self.last_actor_ids):
-            observations = self.substeps[actor.step_key].observations
-            yield FinalObservationEntry(
-                self.n_ticks, env, actor, {key: array[-1, env] for key, array in observations.items()}
-            )
-
     @property
     def capacity(self) -> int:
         """Capacity in ticks."""

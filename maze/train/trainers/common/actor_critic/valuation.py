@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_values_from
+from maze.core.agent.torch_model import products_of_rare_shapes
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
@@ -339,14 +340,17 @@ def _values_at_ends(
     :param substeps: The sub-steps of a dense rollout, if there are several. Critics that observe all of them take the
         observations of the others from the step before.
     """
-    entries_of: dict[ActorID, list[rollout_columns.FinalObservationEntry]] = {}
-    for entry in (*columns.next_observations(), *columns.final_observations):
-        entries_of.setdefault(entry.actor_id, []).append(entry)
     ends: dict[Place, tuple[ActorID, Any]] = {}
     actors = [substep.actor_id for substep in substeps]
-    for actor, entries in entries_of.items():
-        places = [(entry.tick, entry.env_index) for entry in entries]
-        stacked = {key: np.stack([entry.observation[key] for entry in entries]) for key in entries[0].observation}
+    finals, next_actors = columns.final_observations, columns.last_actor_ids
+    for actor in dict.fromkeys((*next_actors, *(entry.actor_id for entry in finals))):
+        envs = [env for env, other in enumerate(next_actors) if other == actor]
+        entries = [entry for entry in finals if entry.actor_id == actor]
+        places = [(columns.n_ticks, env) for env in envs] + [(entry.tick, entry.env_index) for entry in entries]
+        stacked = {
+            key: np.concatenate((rows[envs], *(np.asarray(entry.observation[key])[None] for entry in entries)))
+            for key, rows in columns.last_observations[actor.step_key].items()
+        }
         known: list[dict[str, Tensor]] = []
         if substeps:
             last_tick, n_substeps = columns.n_ticks - 1, len(substeps)
@@ -354,7 +358,8 @@ def _values_at_ends(
             known = [{key: tensor[steps] for key, tensor in one.observation.items()} for one in substeps]
         runs = None if sequenced is None else sequenced.at(actor, places)
         position = actors.index(actor) if actor in actors else 0
-        values = model.bootstrap_values(stacked, actor, known, position, runs).tolist()
+        with products_of_rare_shapes():
+            values = model.bootstrap_values(stacked, actor, known, position, runs).tolist()
         ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
     return ends
 
