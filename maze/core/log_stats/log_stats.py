@@ -85,7 +85,8 @@ class LogStatsAggregator(LogStatsConsumer):
         self._level_name = level.name.lower()
         self._consumers: list[LogStatsConsumer] = list(consumers)
         self._slots: dict[tuple[Any, ...], StatsSlot] = {}
-        self._touched: list[StatsSlot] = []
+        # Slots with values of a step, in the order of their first values.
+        self._touched: dict[StatsSlot, None] = {}
         # Number of steps of each received period; 1 for a step.
         self._lengths: list[int] = []
         self._deferred: list[Callable[[], None]] = []
@@ -231,7 +232,6 @@ class LogStatsAggregator(LogStatsConsumer):
         for key, slot in other._slots.items():
             own = self._slots.setdefault(key, StatsSlot(slot.variant, slot.keys))
             own.load_state(slot.state())
-            own.is_touched = slot.is_touched
         self._lengths.extend(other._lengths)
 
     def state(self) -> dict[str, Any]:
@@ -255,9 +255,7 @@ class LogStatsAggregator(LogStatsConsumer):
 
     def _touch(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:
         slot = self._slot(event, plan, index, group)
-        if not slot.is_touched:
-            slot.is_touched = True
-            self._touched.append(slot)
+        self._touched[slot] = None
         return slot
 
     def _slot(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:

@@ -191,7 +191,7 @@ class RolloutGenerator:
         actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
         columns.finish(self.env.actor_ids(), actors)
         # A copy: what is done to the columns must not change where the next rollout starts.
-        self._last_observation = copy.deepcopy(columns.last_observations)
+        self._last_observation = copy.deepcopy(columns.next_rows())
         return self._with_renewed(columns)
 
     def _with_renewed(self, columns: RolloutColumns) -> RolloutColumns:

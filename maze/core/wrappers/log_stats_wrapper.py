@@ -127,11 +127,8 @@ class EpisodeRecorder:
         self._n_taken = 0
         self.is_done = False
         self._step_keys.clear()
-        self._keeps_log = (
-            self.is_log_requested
-            or self.env.get_kpi_calculator() is not None
-            or len(LogEventsWriterRegistry.writers) > 0
-        )
+        has_kpis = self.env.get_kpi_calculator() is not None
+        self._keeps_log = self.is_log_requested or has_kpis or bool(LogEventsWriterRegistry.writers)
         return observation
 
     def publish(self) -> None:

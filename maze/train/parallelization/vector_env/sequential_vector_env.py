@@ -35,11 +35,7 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     replayed_actions,
     states_for,
 )
-from maze.train.parallelization.vector_env.vector_env_utils import (
-    check_same_spaces,
-    is_flat_env,
-    with_stats,
-)
+from maze.train.parallelization.vector_env.vector_env_utils import check_same_spaces, is_flat_env, with_stats
 
 if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
@@ -90,13 +86,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
             self.close()
             raise
         first = self.envs[0]
-        super().__init__(
-            len(self.envs),
-            first.action_spaces_dict,
-            first.observation_spaces_dict,
-            first.agent_counts_dict,
-            logging_prefix,
-        )
+        spaces = first.action_spaces_dict, first.observation_spaces_dict, first.agent_counts_dict
+        super().__init__(len(self.envs), *spaces, logging_prefix)
         self.n_instances = count_instances(first)
         self.is_flat = all(is_flat_env(env) for env in self.envs)
         self._actor_ids: list[ActorID] = []

@@ -391,13 +391,8 @@ class DividedVectorEnv(StructuredVectorEnv, ABC):
     """
 
     def __init__(self, groups: Sequence[slice], spaces: Any, logging_prefix: str | None) -> None:
-        super().__init__(
-            groups[-1].stop,
-            spaces.action_spaces_dict,
-            spaces.observation_spaces_dict,
-            spaces.agent_counts_dict,
-            logging_prefix,
-        )
+        given = spaces.action_spaces_dict, spaces.observation_spaces_dict, spaces.agent_counts_dict
+        super().__init__(groups[-1].stop, *given, logging_prefix)
         self.groups = list(groups)
         self.n_instances = spaces.n_instances
 
