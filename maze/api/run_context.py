@@ -141,7 +141,7 @@ class RunContext:
                 raise InvalidSpecificationError(
                     f"run_dir: {run_dir} is a URL, which is supported for a single run only."
                 )
-            uploads = working_copy(run_dir, self._project / "outputs", "run_dir")
+            uploads = working_copy(str(run_dir), self._project / "outputs", "run_dir")
             run_dir = str(uploads.directory)
         loader = ConfigurationLoader(self._auditor, mode, configuration, experiment, run_dir, self._project, tracking)
         with output(silent):

@@ -131,8 +131,9 @@ def reward_replay(
         recorded episodes.
     :raises ConfigError: There is no episode, or an episode has no events.
     """
-    if not isinstance(episodes, Sequence) or not episodes:
-        raise ConfigError(f"episodes: expected a list of at least one recorded episode, found {shown_value(episodes)}.")
+    given: Any = episodes
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"episodes: expected a list of at least one recorded episode, found {shown_value(given)}.")
     own_kpis = None if env is None else env.get_kpi_calculator()
     before: list[dict[str, float]] = []
     after: list[dict[str, float]] = []

@@ -74,7 +74,7 @@ class RolloutEvaluator(Evaluator):
         self.n_episodes = n_episodes
         self.model_selection = model_selection
         self._keeps_latest = keep == "latest"
-        self.deterministic = flag("deterministic", deterministic)
+        self.deterministic: bool = flag("deterministic", deterministic)
         self.criterion = SelectionCriterion(objective, maximize, constraints)
         # State of the generators for drawing actions; None: nothing was evaluated yet.
         self._rng_state: dict[str, Any] | None = None
