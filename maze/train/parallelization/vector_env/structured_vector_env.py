@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -600,16 +599,6 @@ def replayed_actions(state: EpisodeState) -> Iterator[tuple[StepKeyType, dict[st
     keys = [list(by_key) for by_key in state["actions"]]
     for turn in state["sequence"].tolist():
         yield state["step_keys"][turn], dict(zip(keys[turn], next(by_step_key[turn]), strict=True))
-
-
-def digest_of(observation: Mapping[str, Any]) -> str:
-    """Return a hash of an observation."""
-    digest = hashlib.blake2b(digest_size=16)
-    for key in sorted(observation):
-        value = np.ascontiguousarray(observation[key])
-        digest.update(f"{key}{value.dtype.str}{value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()
 
 
 def begun_anew(state: EpisodeState, reason: str) -> EpisodeState:
