@@ -73,6 +73,8 @@ class RolloutColumns:
     ) -> None:
         self.n_ticks = n_ticks
         """Ticks of the rollout; while it is collected, its capacity."""
+        self.capacity = n_ticks
+        """Capacity in ticks."""
         self.n_steps = n_steps
         self.n_envs = n_envs
         self.substeps = {
@@ -135,15 +137,11 @@ class RolloutColumns:
         substeps = self.substeps.items()
         return {key: {name: array[-1] for name, array in part.observations.items()} for key, part in substeps}
 
-    @property
-    def capacity(self) -> int:
-        """Capacity in ticks."""
-        return len(self._all_by_tick["rewards"])
-
     def reserve(self, n_ticks: int) -> None:
         """Increase the capacity to `n_ticks` if it is smaller; filled rows stay."""
         if n_ticks <= self.capacity:
             return
+        self.capacity = n_ticks
         self._all_by_tick = {name: _lengthened(array, n_ticks) for name, array in self._all_by_tick.items()}
         for name in ("actor_rewards", "actor_done"):
             if (array := getattr(self, name)) is not None:
@@ -247,22 +245,15 @@ class RolloutColumns:
         for name in ("actor_rewards", "actor_done"):
             if (array := getattr(self, name)) is not None:
                 setattr(self, name, array[: self.n_ticks])
-        self.actor_sequence = self._find_actor_sequence(actors)
-        is_dense = self.actor_sequence is not None
+        length = int(self.step_complete.all(axis=1).argmax()) + 1  # of the first environment step
+        sequence: list[Any] = list(actors[:length])
+        completes = np.arange(1, self.n_ticks + 1)[:, np.newaxis] % length == 0
+        is_dense = None not in sequence and sequence * (self.n_ticks // length) == list(actors)
+        is_dense = is_dense and bool((self.step_complete == completes).all())
+        self.actor_sequence = sequence if is_dense else None
         for columns in self.substeps.values():
             columns.finish(is_dense)
         self.last_actor_ids = last_actor_ids
-
-    def _find_actor_sequence(self, actors: Sequence[ActorID | None]) -> list[ActorID] | None:
-        is_complete = self.step_complete.all(axis=1)
-        if not is_complete.any():
-            return None
-        length = int(is_complete.argmax()) + 1
-        sequence: list[Any] = list(actors[:length])
-        if None in sequence or sequence * (self.n_ticks // length) != list(actors):
-            return None
-        expected = np.arange(1, self.n_ticks + 1) % length == 0
-        return sequence if (self.step_complete == expected[:, np.newaxis]).all() else None
 
     def is_dense(self) -> bool:
         """Return whether in all environments the same actors act in the same fixed order."""

@@ -292,7 +292,7 @@ def _trajectories(
     where a critic predicts its rewards.
     """
     substeps, n_envs, device = batches[0].substeps, columns.n_envs, model.device
-    n_substeps, is_dense = len(substeps), columns.is_dense()
+    n_substeps, is_dense = len(substeps), batches[0].index is None
     shape = (columns.n_ticks // n_substeps, n_envs)
     places = [batch.index for batch in batches]
     values = _time_major(places, [batch.old_values for batch in batches], shape)
@@ -348,8 +348,8 @@ def _values_at_ends(
         entries = [entry for entry in finals if entry.actor_id == actor]
         places = [(columns.n_ticks, env) for env in envs] + [(entry.tick, entry.env_index) for entry in entries]
         stacked = {
-            key: np.concatenate((rows[envs], *(np.asarray(entry.observation[key])[None] for entry in entries)))
-            for key, rows in columns.last_observations[actor.step_key].items()
+            key: np.concatenate((array[-1, envs], *(np.asarray(entry.observation[key])[None] for entry in entries)))
+            for key, array in columns.substeps[actor.step_key].observations.items()
         }
         known: list[dict[str, Tensor]] = []
         if substeps:
