@@ -103,6 +103,9 @@ class RolloutColumns:
         self._show_ticks(n_ticks)
         self.actor_rewards: np.ndarray | None = None
         """float32 `[n_ticks, n_envs]`: the reward of the actor of each tick, where the environments report it."""
+        self.lateness = 0
+        """Most sub-steps between a decision and the first one of a later environment step with a reward for it, so far
+        in these environments."""
         self.actor_done: np.ndarray | None = None
         """bool `[n_ticks, n_envs]`: the actor left permanently with this tick; None if that is not known."""
         self.final_observations: list[FinalObservationEntry] = []
@@ -362,12 +365,20 @@ def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
     return sum(counts) if all(count > 0 for count in counts) else 1
 
 
-def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
-    """Return where per-actor rewards are known: in completed environment steps, not in one that is incomplete.
+def has_known_reward(step_complete: np.ndarray, ended: np.ndarray | None = None, lateness: int = 0) -> np.ndarray:
+    """Return where per-actor rewards are known: in completed environment steps, not in one that is incomplete, and not
+    where an episode continues after the rollout and later steps may still add rewards.
 
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
+    :param ended: `[n_ticks, n_envs]`, the tick ended an episode; needed if rewards are late.
+    :param lateness: Most sub-steps between a decision and the first one of a later step with a reward for it.
     """
-    return np.asarray(np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1])
+    is_known = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
+    if lateness and ended is not None:
+        is_settled = np.logical_or.accumulate(ended[::-1], axis=0)[::-1].copy()
+        is_settled[:-lateness] |= is_known[lateness:]
+        is_known = is_known & is_settled
+    return np.asarray(is_known)
 
 
 def _non_finite_places(array: np.ndarray | None) -> list[list[int]]:

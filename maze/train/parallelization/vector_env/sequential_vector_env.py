@@ -421,8 +421,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         return env.reset()
 
     def _digest(self, index: int, env: Any) -> str:
-        actor = env.actor_id()
-        specs = self._observation_specs[actor.step_key]
+        specs = self._observation_specs[env.actor_id().step_key]
         return digest_of({key: np.asarray(self._last[index][key], dtype) for key, (_, dtype) in specs.items()})
 
     def _write(self, index: int, observation: Any, out: Out, is_checked: bool) -> None:

@@ -134,8 +134,7 @@ def _weighted(loss: LossFunction, predicted: Tensor, target: Tensor, weight: Ten
     """Return the mean loss of a batch; with weights, the mean of the weighted losses of its rows."""
     if weight is None:
         return loss(predicted, target)
-    of_rows = loss(predicted, target, reduction="none").reshape(len(weight), -1).mean(-1)
-    return (of_rows * weight).mean()
+    return (loss(predicted, target, reduction="none").reshape(len(weight), -1).mean(-1) * weight).mean()
 
 
 def _accuracies(logits: Tensor, choice: Tensor) -> Statistics:
