@@ -308,6 +308,21 @@ def tables(results: Sequence[dict[str, Any]], n_steps: int) -> tuple[str, str]:
     )
 
 
+def steps_to_level(results: Sequence[dict[str, Any]], n_steps: int) -> str:
+    """Return the table of steps, in thousands, after which the structured problems reach the peer's last return."""
+    known = {(r["problem"], r["framework"], r["seed"]): r["returns"] for r in results if r["steps"] == n_steps}
+    rows = []
+    for name, framework, seed in sorted(known):
+        if framework == "peer" and not PROBLEMS[name].is_flat:
+            level = known[name, "peer", seed][-1]
+            cells = []
+            for each in FRAMEWORKS:
+                reached = [return_ >= level for return_ in known.get((name, each, seed), [])]
+                cells.append(f"{(reached.index(True) + 1) * n_steps / N_FIFTHS / 1000:.0f}" if any(reached) else "-")
+            rows.append([name, str(seed), f"{level:.1f}", *cells])
+    return markdown_table(["problem", "seed", "level", *FRAMEWORKS], rows)
+
+
 def main() -> None:
     """Run what is missing, one process after the other; print the tables, and write them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -345,7 +360,8 @@ def main() -> None:
         with args.output.open("a") as file:
             file.write(f"{line}\n")
     page = args.output.with_suffix(".md")
-    for name, table in zip(("returns", "means"), tables(results, args.steps), strict=True):
+    found = (*tables(results, args.steps), steps_to_level(results, args.steps))
+    for name, table in zip(("returns", "means", "steps"), found, strict=True):
         print(f"{table}\n")
         if page.exists():
             write_table(page, name, table)

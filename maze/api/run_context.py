@@ -96,7 +96,7 @@ class RunContext:
         | gymnasium.vector.VectorEnv[Any, Any, Any]
         | Callable[..., MazeEnv[Any] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]]
         | None = None,
-        run_dir: str | None = None,
+        run_dir: str | Path | None = None,
         wrappers: str | Mapping[str, Any] | Wrapper[Any] | None = None,
         algorithm: str | Mapping[str, Any] | AlgorithmConfig | None = None,
         model: str | Mapping[str, Any] | BaseModelComposer | None = None,
@@ -112,6 +112,8 @@ class RunContext:
         tracking: str | Sequence[str] | Mapping[str, Any] | None = None,
     ) -> None:
         self._silent, self._is_multirun = silent, multirun
+        if not isinstance(run_dir, str | Path | None):
+            raise InvalidSpecificationError(f"run_dir: expected a directory, found {run_dir!r}.")
         self._project, self._requested_dir = Path.cwd(), run_dir
         self._auditor = ConfigurationAuditor(
             {
@@ -139,7 +141,7 @@ class RunContext:
                 raise InvalidSpecificationError(
                     f"run_dir: {run_dir} is a URL, which is supported for a single run only."
                 )
-            uploads = working_copy(run_dir, self._project / "outputs", "run_dir")
+            uploads = working_copy(str(run_dir), self._project / "outputs", "run_dir")
             run_dir = str(uploads.directory)
         loader = ConfigurationLoader(self._auditor, mode, configuration, experiment, run_dir, self._project, tracking)
         with output(silent):

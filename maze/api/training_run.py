@@ -32,6 +32,7 @@ from maze.core.utils.factory import Factory
 from maze.core.utils.files import Uploads, uploaded, write_whole
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
@@ -321,6 +322,9 @@ class TrainingRun:
                 stack.callback(env.close)
                 env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
                 arguments["eval_env"] = env
+            elif not isinstance(found := arguments["eval_env"], StructuredVectorEnv | LogStatsWrapper):
+                expected = "a vector environment, or LogStatsWrapper.wrap(env)"
+                raise InvalidSpecificationError(f"eval_env: found {shown_value(found)}, expected {expected}.")
             RolloutEvaluator(**arguments).evaluate(policy)
             return Evaluation(arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats)
 

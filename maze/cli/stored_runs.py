@@ -204,7 +204,7 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     if isinstance(cfg.get("data"), str) and not cfg.data.startswith(MINARI):
         cfg.data = str(project / cfg.data)
     if is_gate(cfg):
-        _complete_gate(cfg, project)
+        _complete_gate(cfg, project, overrides)
     policies = _plain(cfg, "policies")
     policies = [] if policies is None else policies
     if not isinstance(policies, (list, dict)):
@@ -229,7 +229,7 @@ def sections_named_by(overrides: Sequence[str]) -> set[str]:
     return {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
 
 
-def _complete_gate(cfg: DictConfig, project: Path) -> None:
+def _complete_gate(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
     """Check that both policies are named, and replace a file of thresholds by its content."""
     for name in GATE:
         if cfg[name] is None:
@@ -241,9 +241,13 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
         if not isinstance(evidence, dict) or "data" not in evidence:
             raise UsageError(f"evidence: expected a log, or a mapping with `data`, found {evidence!r}.")
         played = {"thresholds": cfg.get("thresholds")} | {f"runner.{k}": cfg.runner.get(k) for k in _PLAYED_MEASURES}
-        if ignored := [key for key, value in played.items() if value]:
+        ignored = [key for key, value in played.items() if value]
+        named = [override.lstrip("+~").partition("=")[0] for override in overrides]
+        ignored += [key for key in named if key.startswith("runner.") and key not in ("runner.margin", *played)]
+        if ignored:
             rule = "evidence: a log judges the return by `runner.margin` only"
-            raise UsageError(f"{rule}; leave out {', '.join(ignored)}, or play episodes, without evidence.")
+            hint = "Settings of the estimates are entries of `evidence`, such as evidence.deterministic."
+            raise UsageError(f"{rule}; leave out {', '.join(ignored)}, or play episodes, without evidence. {hint}")
         data = str(evidence["data"])
         evidence["data"] = data if data.startswith(MINARI) else str(project / data)
         with open_dict(cfg):

@@ -23,6 +23,7 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
 
     def __init__(self, distribution_dict: dict[str, ProbabilityDistribution]) -> None:
         self.distribution_dict = distribution_dict
+        self.parts = list(distribution_dict.values())
 
     def require_valid(self) -> None:
         """Refuse rows in which a head has no valid action.
@@ -49,10 +50,6 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
         :return: `[...]`, the batch.
         """
         return summed([dist.log_prob(actions[head]) for head, dist in self.distribution_dict.items()])
-
-    @override(JointProbabilityDistribution)
-    def parts(self) -> list[ProbabilityDistribution]:
-        return list(self.distribution_dict.values())
 
     @override(ProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:

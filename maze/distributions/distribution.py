@@ -62,17 +62,16 @@ class JointProbabilityDistribution(ProbabilityDistribution):
     `reduce_fun` reduces the joint values of the batch `[...]`; `None`: not at all.
     """
 
-    @abstractmethod
-    def parts(self) -> Sequence[ProbabilityDistribution]:
-        """Return the distributions."""
+    parts: Sequence[ProbabilityDistribution]
+    """The distributions."""
 
     @override(ProbabilityDistribution)
     def joint_entropy(self) -> torch.Tensor:
-        return summed([part.joint_entropy() for part in self.parts()])
+        return summed([part.joint_entropy() for part in self.parts])
 
     @override(ProbabilityDistribution)
     def joint_kl(self, other: Any) -> torch.Tensor:
-        return summed([own.joint_kl(others) for own, others in zip(self.parts(), other.parts(), strict=True)])
+        return summed([own.joint_kl(others) for own, others in zip(self.parts, other.parts, strict=True)])
 
     @override(ProbabilityDistribution)
     def entropy(self, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:

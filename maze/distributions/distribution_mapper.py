@@ -80,6 +80,8 @@ class DistributionMapper:
         config = distribution_mapper_config or []
         for index, entry in enumerate(config.values() if isinstance(config, Mapping) else config):
             self._apply(entry, f"distribution_mapper_config[{index}]")
+        self.action_heads = tuple(self._distributions)
+        """Names of all action heads."""
         self._logits_shapes: dict[str, tuple[int, ...]] = {}
         for head, distribution in self._distributions.items():
             try:
@@ -88,11 +90,6 @@ class DistributionMapper:
                 raise ConfigError(f"Action head `{head}`: {error}") from error
         self.candidate_heads: frozenset[str] = frozenset()
         """`Discrete` heads with as many choices as there are candidates, in training or elsewhere."""
-
-    @property
-    def action_heads(self) -> Sequence[str]:
-        """Names of all action heads."""
-        return tuple(self._distributions)
 
     def distribution_class(self, action_head: str) -> type[Any]:
         """Return the distribution's class of an action head."""

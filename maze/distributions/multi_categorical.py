@@ -27,7 +27,7 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
     def __init__(self, logits: torch.Tensor, action_space: spaces.MultiDiscrete, temperature: float = 1.0) -> None:
         self.action_space = action_space
         sizes = action_space.nvec.flatten().tolist()
-        self.components = [
+        self.parts: list[CategoricalProbabilityDistribution] = [
             CategoricalProbabilityDistribution(part, spaces.Discrete(int(size)), temperature)
             for part, size in zip(torch.split(logits, sizes, dim=-1), sizes, strict=True)
         ]
@@ -40,25 +40,21 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
 
     def require_valid(self, head: str = "action") -> None:
         """Refuse rows in which some component has no valid choice."""
-        for index, component in enumerate(self.components):
-            component.require_valid(f"{head}[{index}]")
+        for index, part in enumerate(self.parts):
+            part.require_valid(f"{head}[{index}]")
 
     @override(ProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         choices = actions.flatten(-self.action_space.nvec.ndim).unbind(-1)
-        return summed([part.log_prob(choice) for part, choice in zip(self.components, choices, strict=True)])
-
-    @override(JointProbabilityDistribution)
-    def parts(self) -> list[CategoricalProbabilityDistribution]:
-        return self.components
+        return summed([part.log_prob(choice) for part, choice in zip(self.parts, choices, strict=True)])
 
     @override(ProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        return self._join([part.sample(generator) for part in self.components])
+        return self._join([part.sample(generator) for part in self.parts])
 
     @override(ProbabilityDistribution)
     def deterministic_sample(self) -> torch.Tensor:
-        return self._join([part.deterministic_sample() for part in self.components])
+        return self._join([part.deterministic_sample() for part in self.parts])
 
     def _join(self, choices: list[torch.Tensor]) -> torch.Tensor:
         joined = torch.stack(choices, dim=-1)

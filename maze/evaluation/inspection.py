@@ -231,7 +231,7 @@ def _head(name: str, taken: Any, distribution: Any) -> dict[str, Any]:
 
     shown: dict[str, Any] = {"name": name, "taken": _list(np.asarray(taken).reshape(-1))}
     if isinstance(distribution, MultiCategoricalProbabilityDistribution):
-        return {**shown, "kind": "choices", "values": [_probabilities(each) for each in distribution.components]}
+        return {**shown, "kind": "choices", "values": [_probabilities(each) for each in distribution.parts]}
     if isinstance(distribution, CategoricalProbabilityDistribution):
         return {**shown, "kind": "probabilities", "values": _probabilities(distribution)}
     if isinstance(distribution, BernoulliProbabilityDistribution):

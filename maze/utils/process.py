@@ -33,8 +33,8 @@ def depend_on_parent() -> None:
 
 def use_one_thread() -> None:
     """Set one thread for torch; call it in a worker process, where threads of several processes compete."""
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
+    if set_num_threads := getattr(sys.modules.get("torch"), "set_num_threads", None):  # None: another thread imports it
+        set_num_threads(1)
 
 
 @contextmanager

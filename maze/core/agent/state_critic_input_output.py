@@ -115,7 +115,7 @@ class StateCriticInput(Substeps[StateCriticStepInput]):
         :param substeps: Records or rows with the observations of each sub-step.
         :param runs: Of a recurrent critic, where its hidden states come from; a shared critic has one entry.
         """
-        pairs = zip(policy_output.substep_outputs, substeps, strict=True)
+        pairs = zip(policy_output, substeps, strict=True)
         items = [StateCriticStepInput.build(output, substep.observation or {}) for output, substep in pairs]
         for item, run in zip(items, runs, strict=False):
             item.run = run

@@ -101,7 +101,7 @@ class TorchActorCritic(TorchModel):
         """
         critic = self.state_critic
         policy_output = self.policy.evaluate(substeps, temperature, None if runs is None else runs.policy)
-        for output in policy_output.substep_outputs:
+        for output in policy_output:
             self._shares_embeddings[self.policy.network_key(output.actor_id)] = bool(output.embedding_logits)
         critic_input = StateCriticInput.of_substeps(policy_output, substeps, () if runs is None else runs.critic)
         return policy_output, critic.predict_values(critic_input)
@@ -110,7 +110,7 @@ class TorchActorCritic(TorchModel):
         self,
         observation: Mapping[str, Any],
         actor_id: ActorID,
-        known_substeps: Sequence[Mapping[str, Any]] | None = None,
+        known: Sequence[Mapping[str, Any]] = (),
         position: int = 0,
         runs: ModelRuns | None = None,
     ) -> torch.Tensor:
@@ -127,7 +127,7 @@ class TorchActorCritic(TorchModel):
             if self._shares_embeddings.get(self.policy.network_key(actor_id), True):
                 output = self.policy.compute_substep_policy_output(observation, actor_id, run=of_policy)
                 observation = {**observation, **(output.embedding_logits or {})}
-            return critic.bootstrap_values(observation, actor_id, known_substeps, position, of_critic)
+            return critic.bootstrap_values(observation, actor_id, known, position, of_critic)
 
     @property
     def state_critic(self) -> TorchStateCritic:

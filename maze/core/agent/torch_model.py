@@ -96,14 +96,21 @@ def fast_products(parameters: Iterable[torch.Tensor], n_rows: int) -> AbstractCo
     """
     n_weights = max((each.numel() for each in parameters if each.ndim == 2 and each.device.type == "cpu"), default=0)
     is_worth_it = n_rows * n_weights >= _MANY_MULTIPLICATIONS and onednn_is_faster()
-    return _products_by_onednn() if is_worth_it else nullcontext()
+    return _products("bf16") if is_worth_it else nullcontext()
+
+
+def products_of_rare_shapes() -> AbstractContextManager[None]:
+    """Multiply matrices by MKL: oneDNN compiles a kernel for each number of rows, in a third of a millisecond."""
+    return _products("none")
 
 
 @contextmanager
-def _products_by_onednn() -> Iterator[None]:
-    """Allow 16 bits, so that torch passes products to oneDNN, which uses 32 bits where there are no units for 16."""
+def _products(precision: str) -> Iterator[None]:
+    """Allow 16 bits (`bf16`), so that torch passes products to oneDNN, which uses 32 bits where there are no units for
+    16, or not (`none`).
+    """
     before = _ONEDNN.matmul.fp32_precision
-    _ONEDNN.matmul.fp32_precision = "bf16"
+    _ONEDNN.matmul.fp32_precision = precision
     try:
         yield
     finally:
@@ -116,7 +123,7 @@ def onednn_is_faster() -> bool:
     if not (mkl_is_slow() and _ONEDNN.is_available()):
         return False
     values = 1.0 + torch.arange(2**16, dtype=torch.float64).view(256, 256) / 2**20  # exact in 32 bits, not in 16
-    with _products_by_onednn():
+    with _products("bf16"):
         product = values.float() @ values.float()
     return torch.allclose(product.double(), values @ values, rtol=1e-5, atol=0.0)
 

@@ -14,11 +14,7 @@ from torch import nn
 
 from maze.core.agent.returns import gae, next_values_from
 from maze.core.agent.state_critic import StateCritic
-from maze.core.agent.state_critic_input_output import (
-    StateCriticInput,
-    StateCriticOutput,
-    StateCriticStepOutput,
-)
+from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepOutput
 from maze.core.agent.torch_model import NetworksModel, as_float_tensors
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -48,10 +44,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
     """Number of quantiles of each value, which are its last dimension; 0: values are scalars."""
 
     def __init__(
-        self,
-        networks: Mapping[str | int, nn.Module],
-        obs_spaces_dict: dict[StepKeyType, spaces.Dict],
-        device: str,
+        self, networks: Mapping[str | int, nn.Module], obs_spaces_dict: dict[StepKeyType, spaces.Dict], device: str
     ) -> None:
         super().__init__(networks, device, "critic.networks")
         self.obs_spaces_dict = obs_spaces_dict
@@ -77,29 +70,19 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     @torch.no_grad()
     def bootstrap_values(
-        self,
-        observation: ObservationType,
-        actor_id: ActorID,
-        known_substeps: Sequence[Mapping[str, Any]] | None = None,
-        position: int = 0,
-        run: Run | None = None,
+        self, observation: ObservationType, actor: ActorID, known: Any = (), position: int = 0, run: Run | None = None
     ) -> torch.Tensor:
         """Return values, without gradients, of observations after which no complete environment step is recorded.
 
         :param observation: Observations `[..., *shape]` of the actor that would act next.
-        :param actor_id: The next actor.
-        :param known_substeps: Latest known observations of all sub-steps, in order. A critic that uses all of
-            them takes those that are not there yet from here.
+        :param actor: The next actor.
+        :param known: Latest known observations of all sub-steps, in order. A critic that uses all of them takes those
+            that are not there yet from here.
         :param position: The sub-step (counted from 0) that the observation belongs to.
         :param run: Of a recurrent critic, where its hidden states come from.
         :return: Values in the shape of the batch.
         """
-        return self._bootstrap(observation, actor_id, list(known_substeps or ()), position, run)
-
-    def _bootstrap(
-        self, observation: ObservationType, actor_id: ActorID, known: list[Any], position: int, run: Run | None
-    ) -> torch.Tensor:
-        return self._value(actor_id[0], observation, run)
+        return self._value(actor[0], observation, run)
 
     def compute_structured_return(
         self,
@@ -212,8 +195,9 @@ class TorchSharedStateCritic(TorchStateCritic):
         return self._merged_value([observation])
 
     @override(TorchStateCritic)
-    def _bootstrap(
-        self, observation: ObservationType, actor_id: ActorID, known: list[Any], position: int, run: Run | None
+    @torch.no_grad()
+    def bootstrap_values(
+        self, observation: ObservationType, actor: ActorID, known: Any = (), position: int = 0, run: Run | None = None
     ) -> torch.Tensor:
         return self._merged_value([*known[:position], observation, *known[position + 1 :]], run)
 
@@ -237,11 +221,9 @@ class TorchStepStateCritic(TorchStateCritic):
 
     @override(StateCritic)
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
-        output = StateCriticOutput()
-        for item in critic_input.substep_inputs:
-            values = self._value(self.network_key(item.actor_id), item.tensor_dict, item.run)
-            output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
-        return output
+        values = [self._value(self.network_key(item.actor_id), item.tensor_dict, item.run) for item in critic_input]
+        pairs = zip(values, critic_input, strict=True)
+        return StateCriticOutput([StateCriticStepOutput(value, value.detach(), item.actor_id) for value, item in pairs])
 
 
 class TorchDeltaStateCritic(TorchStateCritic):
@@ -254,7 +236,7 @@ class TorchDeltaStateCritic(TorchStateCritic):
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         output = StateCriticOutput()
         first_key = self.network_key(critic_input[0].actor_id)
-        for index, item in enumerate(critic_input.substep_inputs):
+        for index, item in enumerate(critic_input):
             key = self.network_key(item.actor_id)
             if index and key == first_key:
                 raise ConfigError(
@@ -273,16 +255,17 @@ class TorchDeltaStateCritic(TorchStateCritic):
         return self._value(critic_id, observation)
 
     @override(TorchStateCritic)
-    def _bootstrap(
-        self, observation: ObservationType, actor_id: ActorID, known: list[Any], position: int, run: Run | None
+    @torch.no_grad()
+    def bootstrap_values(
+        self, observation: ObservationType, actor: ActorID, known: Any = (), position: int = 0, run: Run | None = None
     ) -> torch.Tensor:
         first_key = next(iter(self.networks))
-        predicted = self._value(actor_id[0], observation)
-        if actor_id[0] == first_key:
+        predicted = self._value(actor[0], observation)
+        if actor[0] == first_key:
             return predicted
         if not known or position < 1:
             raise ConfigError(
-                f"A delta critic cannot value an observation of sub-step {actor_id[0]!r} without that of the first "
+                f"A delta critic cannot value an observation of sub-step {actor[0]!r} without that of the first "
                 "sub-step. Use a step or a shared critic where episodes start or end within an environment step."
             )
         return self._value(first_key, known[0]) + predicted

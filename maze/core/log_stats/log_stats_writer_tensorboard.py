@@ -234,11 +234,7 @@ def _flat(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool | fl
             yield prefix, _class_name(str(value))
         elif isinstance(value, Mapping):
             yield from _flat(value, path)
-        elif (
-            isinstance(value, Sequence)
-            and not isinstance(value, str)
-            and any(isinstance(entry, Mapping) for entry in value)
-        ):
+        elif isinstance(value, Sequence) and not isinstance(value, str) and any(isinstance(v, Mapping) for v in value):
             yield from _flat({str(index): entry for index, entry in enumerate(value)}, path)
         else:
             yield path, _readable(value)

@@ -54,7 +54,7 @@ class PassedThrough(list[Any]):
 
 
 @dataclass(frozen=True)
-class CompiledStat:
+class CompiledStat(StatsDefinition):
     """Compiled statistic of an event on one level.
 
     :param position: Index among the event's statistics of this level, which orders the rows.
@@ -63,10 +63,6 @@ class CompiledStat:
     """
 
     position: int
-    reduce_function: Reducer | None
-    input_name: str | None
-    output_name: str | None
-    cumulative: bool
     counts_absence: bool
     of_absence: Reducer | None
 
@@ -209,15 +205,8 @@ def _compile(
         counts = source is not None and source.reduce_function in _COUNTS_OCCURRENCES
         of_absence = None if below.reduce_function in _ZERO_OF_ZEROS else below.reduce_function
     zeros_are_neutral = of_absence is None and stat.reduce_function in (sum, np.sum)
-    return CompiledStat(
-        position=position,
-        reduce_function=stat.reduce_function,
-        input_name=stat.input_name,
-        output_name=stat.output_name,
-        cumulative=stat.cumulative,
-        counts_absence=counts and stat.reduce_function not in _OF_OCCURRENCES and not zeros_are_neutral,
-        of_absence=of_absence,
-    )
+    counts = counts and stat.reduce_function not in _OF_OCCURRENCES and not zeros_are_neutral
+    return CompiledStat(**vars(stat), position=position, counts_absence=counts, of_absence=of_absence)
 
 
 def _named(name: str | None, stats: list[StatsDefinition]) -> StatsDefinition | None:
@@ -252,7 +241,7 @@ class StatsSlot:
     :param keys: The key of each of the variant's statistics.
     """
 
-    __slots__ = ("_arrays", "_cumulative", "inputs", "is_touched", "keys", "periods", "variant")
+    __slots__ = ("_arrays", "_cumulative", "inputs", "keys", "periods", "variant")
 
     def __init__(self, variant: Variant, keys: tuple[Any, ...]) -> None:
         self.variant = variant
@@ -262,7 +251,6 @@ class StatsSlot:
         self._arrays: dict[str | None, list[np.ndarray]] = {}
         self.periods: list[int] = []
         """Periods of the level below with values."""
-        self.is_touched = False
         self._cumulative: dict[int, Any] = {}
 
     def values(self, name: str | None) -> list[Any]:
@@ -323,7 +311,6 @@ class StatsSlot:
             self._arrays.clear()
         if self.periods:
             self.periods.clear()
-        self.is_touched = False
 
     def reduce_into(self, stats: dict[Any, Any], n_periods: int, lengths: Sequence[int] = ()) -> None:
         """Calculate the statistics with values and drop the inputs.

@@ -73,17 +73,12 @@ class RolloutColumns:
     ) -> None:
         self.n_ticks = n_ticks
         """Ticks of the rollout; while it is collected, its capacity."""
+        self.capacity = n_ticks
+        """Capacity in ticks."""
         self.n_steps = n_steps
         self.n_envs = n_envs
         self.substeps = {
-            key: SubstepColumns(
-                key,
-                n_ticks,
-                n_envs,
-                space,
-                action_spaces_dict[key],
-                logits_shapes=logits_shapes[key] if logits_shapes else None,
-            )
+            key: SubstepColumns(key, n_ticks, n_envs, space, action_spaces_dict[key], (logits_shapes or {}).get(key))
             for key, space in observation_spaces_dict.items()
         }
         self._all_by_tick = {
@@ -100,29 +95,16 @@ class RolloutColumns:
         self.step_complete: np.ndarray
         self.constrained: np.ndarray
         """float32 `[n_ticks, n_envs, n_statistics]`: values of constrained statistics in steps and ended episodes."""
-        self._show_ticks(n_ticks)
-        self.actor_rewards: np.ndarray | None = None
-        """float32 `[n_ticks, n_envs]`: the reward of the actor of each tick, where the environments report it."""
         self.lateness = 0
         """Most sub-steps between a decision and the first one of a later environment step with a reward for it, so far
         in these environments."""
-        self.actor_done: np.ndarray | None = None
-        """bool `[n_ticks, n_envs]`: the actor left permanently with this tick; None if that is not known."""
-        self.final_observations: list[FinalObservationEntry] = []
-        """Last observations of truncated episodes."""
-        self.terminal_observations: list[FinalObservationEntry] = []
-        """Last observations of terminated episodes, if the vector environment keeps them."""
         self.last_actor_ids: list[ActorID] = []
         """Next actors after the last tick, by environment."""
-        self.renewed: list[int] = []
-        """Environments that do not continue the previous rollout: they were reset, their episode could not be restored,
-        or their worker was replaced."""
         self.actor_sequence: list[ActorID] | None = None
         """The actors of every environment step, in order; None if environments or steps differ in them."""
-        self.hidden_states: InitialHiddenStates | None = None
-        """Hidden states of a recurrent policy before the first tick."""
         self.infos: list[list[dict[Any, Any]]] | None = None
         """Per tick the infos of all environments; recorded if this is a list."""
+        self.clear()
 
     @classmethod
     def for_env(cls, env: Any, n_steps: int, logits_shapes: LogitsShapes | None = None) -> RolloutColumns:
@@ -158,23 +140,11 @@ class RolloutColumns:
         substeps = self.substeps.items()
         return {key: {name: array[-1] for name, array in part.observations.items()} for key, part in substeps}
 
-    def next_observations(self) -> Iterator[FinalObservationEntry]:
-        """Yield the observation of the next actor of each environment after the last tick."""
-        for env, actor in enumerate(self.last_actor_ids):
-            observations = self.substeps[actor.step_key].observations
-            yield FinalObservationEntry(
-                self.n_ticks, env, actor, {key: array[-1, env] for key, array in observations.items()}
-            )
-
-    @property
-    def capacity(self) -> int:
-        """Capacity in ticks."""
-        return len(self._all_by_tick["rewards"])
-
     def reserve(self, n_ticks: int) -> None:
         """Increase the capacity to `n_ticks` if it is smaller; filled rows stay."""
         if n_ticks <= self.capacity:
             return
+        self.capacity = n_ticks
         self._all_by_tick = {name: _lengthened(array, n_ticks) for name, array in self._all_by_tick.items()}
         for name in ("actor_rewards", "actor_done"):
             if (array := getattr(self, name)) is not None:
@@ -214,7 +184,7 @@ class RolloutColumns:
             setattr(self, name, array[:n_ticks])
 
     def next_rows(self) -> dict[StepKeyType, Row]:
-        """Return the rows that the next observations are written into, by sub-step key."""
+        """Return the rows that the next observations are written into, by sub-step key: those after the last tick."""
         return {key: columns.observation_rows[columns.n_rows] for key, columns in self.substeps.items()}
 
     def take_rows(
@@ -242,12 +212,19 @@ class RolloutColumns:
         for columns in self.substeps.values():
             columns.n_rows = 0
         self._show_ticks(self.capacity)
-        self.actor_rewards = None
-        self.actor_done = None
-        self.final_observations = []
-        self.terminal_observations = []
-        self.renewed = []
-        self.hidden_states = None
+        self.actor_rewards: np.ndarray | None = None
+        """float32 `[n_ticks, n_envs]`: the reward of the actor of each tick, where the environments report it."""
+        self.actor_done: np.ndarray | None = None
+        """bool `[n_ticks, n_envs]`: the actor left permanently with this tick; None if that is not known."""
+        self.final_observations: list[FinalObservationEntry] = []
+        """Last observations of truncated episodes."""
+        self.terminal_observations: list[FinalObservationEntry] = []
+        """Last observations of terminated episodes, if the vector environment keeps them."""
+        self.renewed: list[int] = []
+        """Environments that do not continue the previous rollout: they were reset, their episode could not be restored,
+        or their worker was replaced."""
+        self.hidden_states: InitialHiddenStates | None = None
+        """Hidden states of a recurrent policy before the first tick."""
         if self.infos is not None:
             self.infos = []
 
@@ -267,39 +244,23 @@ class RolloutColumns:
         :param last_actor_ids: The next actors, by environment.
         :param actors: Per tick the actor of all environments, None where they differed; as many as ticks were taken.
         """
-        if len(actors) != self.n_ticks:
-            self._show_ticks(len(actors))
+        self._show_ticks(len(actors))
         for name in ("actor_rewards", "actor_done"):
             if (array := getattr(self, name)) is not None:
                 setattr(self, name, array[: self.n_ticks])
-        self.actor_sequence = self._find_actor_sequence(actors)
-        is_dense = self.actor_sequence is not None
+        length = int(self.step_complete.all(axis=1).argmax()) + 1  # of the first environment step
+        sequence: list[Any] = list(actors[:length])
+        completes = np.arange(1, self.n_ticks + 1)[:, np.newaxis] % length == 0
+        is_dense = None not in sequence and sequence * (self.n_ticks // length) == list(actors)
+        is_dense = is_dense and bool((self.step_complete == completes).all())
+        self.actor_sequence = sequence if is_dense else None
         for columns in self.substeps.values():
             columns.finish(is_dense)
         self.last_actor_ids = last_actor_ids
 
-    def _find_actor_sequence(self, actors: Sequence[ActorID | None]) -> list[ActorID] | None:
-        is_complete = self.step_complete.all(axis=1)
-        if not is_complete.any():
-            return None
-        length = int(is_complete.argmax()) + 1
-        sequence: list[Any] = list(actors[:length])
-        if None in sequence or sequence * (self.n_ticks // length) != list(actors):
-            return None
-        expected = np.arange(1, self.n_ticks + 1) % length == 0
-        return sequence if (self.step_complete == expected[:, np.newaxis]).all() else None
-
     def is_dense(self) -> bool:
         """Return whether in all environments the same actors act in the same fixed order."""
         return self.actor_sequence is not None
-
-    def rows_by_substep(self) -> Iterator[tuple[ActorID, SubstepColumns, slice]]:
-        """Yield the actor, the columns and their rows of each sub-step of a dense rollout."""
-        step_keys = [actor.step_key for actor in self.actor_sequence or ()]
-        for position, actor in enumerate(self.actor_sequence or ()):
-            columns, step_key = self.substeps[actor.step_key], actor.step_key
-            first, stride = step_keys[:position].count(step_key), step_keys.count(step_key)
-            yield actor, columns, slice(first, columns.n_rows, stride)
 
     def arrays(self) -> dict[str, Any]:
         """Return copies of all arrays, nested by sub-step key: a form that files hold without pickled objects."""
@@ -407,8 +368,7 @@ class SubstepColumns:
         n_envs: int,
         observation_space: spaces.Dict,
         action_space: spaces.Dict,
-        *,
-        logits_shapes: Mapping[str, Sequence[int]] | None = None,
+        logits_shapes: Mapping[str, Sequence[int]] | None,
     ) -> None:
         self.step_key = step_key
         self.n_rows = 0

@@ -180,26 +180,23 @@ class RolloutGenerator:
                 )
             self.env.roll_out(policy, columns, begins=self._last_observation is None)
             self._last_observation = columns.last_observations
-            return self._with_renewed(columns)
-        columns.clear()
-        rows = columns.next_rows()
-        if self._last_observation is None:
-            self.env.reset(out=rows)
         else:
-            for step_key, arrays in self._last_observation.items():
-                for key, array in arrays.items():
-                    rows[step_key][key][...] = array
-        hidden_states = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
-        act = acting_function(policy, self.env, hidden_states=hidden_states)
-        actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
-        columns.lateness = self._lateness
-        columns.finish(self.env.actor_ids(), actors)
-        # A copy: what is done to the columns must not change where the next rollout starts.
-        self._last_observation = copy.deepcopy(columns.last_observations)
-        return self._with_renewed(columns)
-
-    def _with_renewed(self, columns: RolloutColumns) -> RolloutColumns:
-        """Note in a rollout which environments do not continue the previous one."""
+            columns.clear()
+            rows = columns.next_rows()
+            if self._last_observation is None:
+                self.env.reset(out=rows)
+            else:
+                for step_key, arrays in self._last_observation.items():
+                    for key, array in arrays.items():
+                        rows[step_key][key][...] = array
+            hidden_states = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
+            act = acting_function(policy, self.env, hidden_states=hidden_states)
+            actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
+            columns.lateness = self._lateness
+            columns.finish(self.env.actor_ids(), actors)
+            # A copy: what is done to the columns must not change where the next rollout starts.
+            self._last_observation = copy.deepcopy(columns.next_rows())
+        # Which environments do not continue the previous rollout.
         columns.renewed = sorted({*columns.renewed, *self._renewed}.intersection(range(columns.n_envs)))
         self._renewed = []
         return columns

@@ -65,6 +65,16 @@ def read_config(path: Path | str) -> dict[Any, Any]:
     return config
 
 
+def flag(key: str, value: Any) -> bool:
+    """Check a truth value of a configuration, where `no` and `off` are texts.
+
+    :raises ConfigError: It is neither true nor false.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigValueError(f"{key}: expected true or false, found {value!r}.")
+    return bool(value)
+
+
 def whole_number(key: str, value: Any, at_least: int) -> int:
     """Check a whole number of a configuration.
 

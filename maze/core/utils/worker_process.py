@@ -101,16 +101,23 @@ class Stored(NamedTuple):
 
 
 class Host:
-    """Make objects, call their methods and close them, in a worker process or an actor of Ray."""
+    """Make objects, call their methods and close them, in a worker process or an actor of Ray.
 
-    def __init__(self) -> None:
+    :param importing: Lock of the threads of a process: concurrent imports of modules that import each other, such as
+        those of torch, fail.
+    """
+
+    def __init__(self, importing: contextlib.AbstractContextManager[Any] | None = None) -> None:
+        self._importing = importing or contextlib.nullcontext()
         self.hosted: dict[str, Any] = {}
         """The objects by name."""
         self._memory: dict[int, SharedMemory] = {}
 
     def host(self, name: str, maker: bytes, *fd: int) -> None:
         """Make an object; the arguments are those of :meth:`~maze.core.utils.worker_pool.TaskPool.host`."""
-        self.hosted[name] = cloudpickle.loads(maker)(*fd)
+        with self._importing:
+            make = cloudpickle.loads(maker)
+        self.hosted[name] = make(*fd)
         use_one_thread()  # an environment may have imported torch
 
     def receive(self, n_bytes: int, n_slots: int, fd: int) -> None:
@@ -269,15 +276,16 @@ def run_worker(
     for other in inherited:
         other.close()
     threading.Thread(target=_leave_with_parent, args=(connections[0].fileno(),), daemon=True).start()
+    importing = threading.Lock()
     for connection in connections[1:]:
-        threading.Thread(target=_work, args=(Channel(connection), in_background)).start()
-    _work(Channel(connections[0]), in_background)
+        threading.Thread(target=_work, args=(Channel(connection), in_background, importing)).start()
+    _work(Channel(connections[0]), in_background, importing)
 
 
-def _work(channel: Channel, in_background: bool) -> None:
+def _work(channel: Channel, in_background: bool, importing: threading.Lock) -> None:
     """Serve the objects of one worker."""
     sender = Outbox(channel) if in_background else channel
-    host = Host()
+    host = Host(importing)
     use_one_thread()
     with contextlib.suppress(*GONE):
         try:

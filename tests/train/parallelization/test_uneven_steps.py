@@ -179,6 +179,15 @@ def test_environments_in_threads_are_replaced_together_and_lose_no_step(
     assert env._pool.n_restarts == 1
 
 
+def test_threads_of_a_process_that_has_imported_nothing_import_one_after_the_other() -> None:
+    env = Processes(start_method="spawn", threads=8).vector_env(counting_env, 8, "train")
+    with contextlib.closing(env):
+        env.seed(list(range(8)))
+        collect, columns = collecting(env, make_env=counting_env)
+        collect()
+    assert columns.n_envs == 8
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_actor_of_impala_is_replaced(threads: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     actors = Processes(max_restarts=1, threads=threads).actors(

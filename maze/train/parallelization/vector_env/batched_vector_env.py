@@ -13,7 +13,7 @@ from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.faults import Seeding
-from maze.core.env.space_values import action_column, array_specs, split_rows, zeros
+from maze.core.env.space_values import ArraySpec, action_column, array_specs, split_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
@@ -38,25 +38,15 @@ class BatchedVectorEnv(structured_vector_env.StructuredVectorEnv):
 
     def __init__(self, simulation: BatchedCoreEnv, logging_prefix: str | None = None) -> None:
         n_envs = simulation.n_envs
-        super().__init__(
-            n_envs=n_envs,
-            action_spaces_dict=simulation.action_spaces,
-            observation_spaces_dict=simulation.observation_spaces,
-            agent_counts_dict=dict.fromkeys(simulation.step_keys, 1),
-            logging_prefix=logging_prefix,
-        )
+        spaces_dicts = simulation.action_spaces, simulation.observation_spaces
+        super().__init__(n_envs, *spaces_dicts, dict.fromkeys(simulation.step_keys, 1), logging_prefix)
         self.simulation = simulation
         self.n_instances = simulation.n_instances
         self.is_flat = len(simulation.step_keys) == 1
+        specs = array_specs(simulation.action_spaces, "action")
         self._heads = {
-            key: [
-                _Head(n_envs, key, name, space, *spec) for (name, space), spec in zip(heads.items(), specs, strict=True)
-            ]
-            for (key, heads), specs in zip(
-                simulation.action_spaces.items(),
-                (specs.values() for specs in array_specs(simulation.action_spaces, "action").values()),
-                strict=True,
-            )
+            key: [_Head(n_envs, key, name, space, specs[key][name]) for name, space in heads.items()]
+            for key, heads in simulation.action_spaces.items()
         }
         self._actors = {key: [ActorID(key, 0)] * n_envs for key in simulation.step_keys}
         self._infos: list[dict[Any, Any]] = [{} for _ in range(n_envs)]
@@ -311,19 +301,13 @@ class _Head:
     :param step_key: The sub-step.
     :param name: The action's key.
     :param space: Its space.
-    :param shape: Shape of its values.
-    :param dtype: Their type.
+    :param spec: Shape and type of its values.
     """
 
     def __init__(
-        self,
-        n_envs: int,
-        step_key: StepKeyType,
-        name: str,
-        space: spaces.Space[Any],
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        self, n_envs: int, step_key: StepKeyType, name: str, space: spaces.Space[Any], spec: ArraySpec
     ) -> None:
+        shape, dtype = spec
         self.name = name
         self.group = (f"substep_{step_key}", name) if isinstance(space, spaces.Discrete) else None
         self._step_key = step_key

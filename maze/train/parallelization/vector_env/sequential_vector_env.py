@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,15 +32,10 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     actions_at,
     checked_seeds,
     derived_seed,
-    digest_of,
     replayed_actions,
     states_for,
 )
-from maze.train.parallelization.vector_env.vector_env_utils import (
-    check_same_spaces,
-    is_flat_env,
-    with_stats,
-)
+from maze.train.parallelization.vector_env.vector_env_utils import check_same_spaces, is_flat_env, with_stats
 
 if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
@@ -90,13 +86,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
             self.close()
             raise
         first = self.envs[0]
-        super().__init__(
-            len(self.envs),
-            first.action_spaces_dict,
-            first.observation_spaces_dict,
-            first.agent_counts_dict,
-            logging_prefix,
-        )
+        spaces = first.action_spaces_dict, first.observation_spaces_dict, first.agent_counts_dict
+        super().__init__(len(self.envs), *spaces, logging_prefix)
         self.n_instances = count_instances(first)
         self.is_flat = all(is_flat_env(env) for env in self.envs)
         self._actor_ids: list[ActorID] = []
@@ -421,8 +412,13 @@ class SequentialVectorEnv(StructuredVectorEnv):
         return env.reset()
 
     def _digest(self, index: int, env: Any) -> str:
-        specs = self._observation_specs[env.actor_id().step_key]
-        return digest_of({key: np.asarray(self._last[index][key], dtype) for key, (_, dtype) in specs.items()})
+        """Return a hash of the current observation."""
+        digest = hashlib.blake2b(digest_size=16)
+        for key, (_, dtype) in sorted(self._observation_specs[env.actor_id().step_key].items()):
+            value = np.ascontiguousarray(self._last[index][key], dtype)
+            digest.update(f"{key}{value.dtype.str}{value.shape}".encode())
+            digest.update(value.tobytes())
+        return digest.hexdigest()
 
     def _write(self, index: int, observation: Any, out: Out, is_checked: bool) -> None:
         actor = self._actor_ids[index]

@@ -134,13 +134,8 @@ class ActorSpaces(NamedTuple):
 
     def columns(self, n_envs: int, n_steps: int, policy: Any) -> RolloutColumns:
         """Return columns for rollouts with the logits of a policy."""
-        return RolloutColumns(
-            self.observation_spaces_dict,
-            self.action_spaces_dict,
-            n_envs,
-            n_steps * substeps_per_step(self.agent_counts_dict),
-            logits_shapes_of(policy, self.action_spaces_dict),
-        )
+        n_ticks, shapes = n_steps * substeps_per_step(self.agent_counts_dict), logits_shapes_of(policy, self[1])
+        return RolloutColumns(self.observation_spaces_dict, self.action_spaces_dict, n_envs, n_ticks, shapes)
 
 
 class CheckedEnvFactory:

@@ -133,6 +133,8 @@ class ActorCriticConfig(AlgorithmConfig):
     critic = "state"
     sequence_length = 0
     """Most steps of a sequence that gradients of a recurrent model flow back through; 0: no limit. PPO's field."""
+    value_clip_range = cast("float | None", None)
+    """How far one update may move a predicted value before it stops earning gradient. PPO's field."""
 
     epoch_length: int = 25
     """Number of updates per epoch. Each update collects one rollout; each epoch ends with an evaluation."""

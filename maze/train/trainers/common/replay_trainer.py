@@ -69,9 +69,7 @@ def fill_replay_buffer(
             env = run.placement.vector_env(run.env_factory, config.num_actors)
         return fill_by_policy(replay_buffer, policy, config.initial_buffer_size, run.agent_seed(), item_length, env)
     dataset = Factory(InMemoryDataset).instantiate(
-        demonstrations,
-        config_path="runner.initial_demonstration_trajectories",
-        conversion_env_factory=run.env_factory,
+        demonstrations, config_path="runner.initial_demonstration_trajectories", conversion_env_factory=run.env_factory
     )
     add_demonstrations(replay_buffer, dataset, item_length)
     return 0

@@ -63,7 +63,8 @@ class BCLoss:
         :param actions: For each sub-step, the demonstrated actions.
         :param actor_ids: For each sub-step, who acted.
         :param events: Fired with loss, entropy and accuracies.
-        :param weights: For each sub-step, weights of its actions `[batch]`; `None`: all count the same.
+        :param weights: For each sub-step, weights of its actions `[batch]`. The loss is then the mean over the actions
+            of all sub-steps, which may differ in their number; `None`: all count the same.
         :raises ConfigError: The data have other actions than the policy.
         """
         losses: list[Tensor] = []
@@ -82,7 +83,8 @@ class BCLoss:
             entropy = output.entropy.mean()
             fired.append(("policy_loss", (step_id, agent_id), substep_loss))
             fired.append(("policy_entropy", (step_id, agent_id), entropy))
-            losses.append(substep_loss - self.entropy_coef * entropy if self.entropy_coef else substep_loss)
+            objective = substep_loss - self.entropy_coef * entropy if self.entropy_coef else substep_loss
+            losses.append(objective if weight is None else objective * (len(weight) / sum(map(len, weights or ()))))
         # one transfer from the device for all of them
         values = torch.stack([value.detach().float() for _, _, value in fired]).tolist()
         for (event, group, _), value in zip(fired, values, strict=True):

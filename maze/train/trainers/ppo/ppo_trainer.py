@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from maze.core.annotations import override
-from maze.train.trainers.common.actor_critic.actor_critic_trainer import (
-    ActorCritic,
-    SurrogateLoss,
-    clipped_surrogate,
-    value_loss,
-)
+from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic, SurrogateLoss, clipped_surrogate
 from maze.train.trainers.common.actor_critic.valuation import RolloutBatch
 from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
@@ -40,7 +35,3 @@ class PPO(ActorCritic):
     @override(ActorCritic)
     def _policy_loss(self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> SurrogateLoss:
         return clipped_surrogate(log_prob, old_log_prob, advantage, self.config.clip_range)
-
-    @override(ActorCritic)
-    def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
-        return value_loss(value, target, old_value, self.config.value_clip_range)

@@ -111,8 +111,7 @@ class ActorCritic(EpochTrainer, ABC):
     """Base of the actor-critic trainers: each update collects a rollout with the current policy and learns from it.
 
     As it stands it is the advantage actor-critic (Mnih et al. 2016): one gradient step for each rollout. Subclasses
-    change the policy's loss (:meth:`_policy_loss`), the critic's (:meth:`_value_loss`), and how often a rollout is used
-    (:meth:`_optimize`).
+    change the policy's loss (:meth:`_policy_loss`) and how often a rollout is used (:meth:`_optimize`).
 
     :param algorithm_config: Hyperparameters.
     :param rollout_generator: Collects the rollouts.
@@ -201,14 +200,10 @@ class ActorCritic(EpochTrainer, ABC):
         model: TorchActorCritic = run.model()
         selection = run.best_model_selection(model)
         curriculum = Curriculum.of(run) if cls.follows_curriculum else None
+        rollouts = (curriculum.entered(epoch=0) if curriculum else None) or cls._rollouts(run, model)
+        evaluator, seed = run.evaluator(selection), run.agent_seed()
         trainer = cls(
-            algorithm_config=run.algorithm,
-            rollout_generator=(curriculum.entered(epoch=0) if curriculum else None) or cls._rollouts(run, model),
-            evaluator=run.evaluator(selection),
-            model=model,
-            model_selection=selection,
-            seed=run.agent_seed(),
-            checkpoint_file=run.checkpoint_file,
+            run.algorithm, rollouts, evaluator, model, selection, seed=seed, checkpoint_file=run.checkpoint_file
         )
         trainer._curriculum = curriculum
         return trainer
@@ -328,7 +323,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _losses(self, batch: RolloutBatch) -> Losses:
         """Return the objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
-        losses = Losses(torch.zeros((), device=self.model.device))
+        losses, clip_range = Losses(torch.zeros((), device=self.model.device)), self.config.value_clip_range
         for part in batch.parts:
             policy_output, critic_output = part.evaluate(self.model)
             self._add_policy_terms(losses, part, policy_output)
@@ -337,7 +332,7 @@ class ActorCritic(EpochTrainer, ABC):
             keys = [0 if self._is_shared else substep.actor_id.step_key for substep in part.substeps]
             # a shared critic may value all sub-steps together
             for index, (key, value) in enumerate(zip(keys, critic_output.values, strict=False)):
-                loss = self._value_loss(value, part.targets[index], part.old_values[index])
+                loss = value_loss(value, part.targets[index], part.old_values[index], clip_range)
                 loss = loss if share == 1.0 else loss * share
                 losses.report("critic_value_loss", loss, key, self.config.value_loss_coef)
                 losses.report("critic_value", value.detach().mean(), key)
@@ -349,13 +344,13 @@ class ActorCritic(EpochTrainer, ABC):
                         loss = one.loss(value, target) * share
                         losses.report("risk_critic_loss", loss, key, self.config.value_loss_coef)
                     else:
-                        loss = self._value_loss(value, target, costs.old_values[index]) * share
+                        loss = value_loss(value, target, costs.old_values[index], clip_range) * share
                         losses.report("constraint_critic_loss", loss, one.name, self.config.value_loss_coef)
         return losses
 
     def _add_policy_terms(self, losses: Losses, part: PolicyBatch, outputs: PolicyOutput) -> None:
         config, learns = self.config, not self.critic_learns_alone
-        for index, (substep, output) in enumerate(zip(part.substeps, outputs.substep_outputs, strict=True)):
+        for index, (substep, output) in enumerate(zip(part.substeps, outputs, strict=True)):
             key = substep.actor_id.step_key
             advantages = [part.advantages[index]]
             advantages += [costs.advantages[index] for costs in part.costs[: len(self._constraints)]]
@@ -378,9 +373,6 @@ class ActorCritic(EpochTrainer, ABC):
     def _policy_loss(self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> SurrogateLoss:
         """Return the policy's loss for the actions of one sub-step, `[n_rows]` each."""
         return SurrogateLoss(policy_gradient_loss(log_prob, advantage))
-
-    def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
-        return value_loss(value, target)
 
     def _gradient_step(self, losses: Losses) -> None:
         frozen = self._policy_networks if self.critic_learns_alone else ()

@@ -88,11 +88,7 @@ class CostCritic:
                 part.load_state_dict(state_dict[name])
 
     def _add_costs(
-        self,
-        columns: RolloutColumns,
-        batch: RolloutBatch,
-        returns: ReturnFunction,
-        sequence_length: int,
+        self, columns: RolloutColumns, batch: RolloutBatch, returns: ReturnFunction, sequence_length: int
     ) -> None:
         """Add advantages and targets of this critic to a batch of a rollout."""
         valued = value_rollout(self.model, columns, returns, self._hidden_states, sequence_length, are_joint=True)

@@ -76,18 +76,13 @@ class RewardScaling:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics, and the returns of the running episodes."""
-        known = self._statistics
-        return {
-            "count": float(known.count),
-            "mean": float(known.mean),
-            "var": float(known.var),
-            "returns": self._returns.copy(),
-        }
+        statistics = {name: float(getattr(self._statistics, name)) for name in ("count", "mean", "var")}
+        return {**statistics, "returns": self._returns.copy()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`."""
-        known = self._statistics
-        known.count, known.mean, known.var = (state_dict[name] for name in ("count", "mean", "var"))
+        for name in ("count", "mean", "var"):
+            setattr(self._statistics, name, state_dict[name])
         self._returns = np.array(state_dict["returns"], np.float64)
 
 

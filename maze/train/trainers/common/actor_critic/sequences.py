@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.agent.policy import HiddenStates
+from maze.core.agent.policy import HiddenStates, StatesOfActor
 from maze.core.agent.torch_actor_critic import ModelRuns
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStateCritic
 from maze.core.env.structured_env import ActorID
@@ -236,12 +236,7 @@ class SequencedRollout:
         return ModelRuns([StepRun(policy)], [StepRun(critic)])
 
     def _states_at(
-        self,
-        name: str,
-        actor: ActorID | None,
-        places: Sequence[Place],
-        known: Mapping[str, np.ndarray],
-        sizes: Mapping[str, int],
+        self, name: str, actor: ActorID | None, places: Sequence[Place], known: StatesOfActor, sizes: Mapping[str, int]
     ) -> States:
         states = {key: torch.zeros(len(places), size, device=self._model.device) for key, size in sizes.items()}
         for row, (tick, env) in enumerate(places):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_values_from
+from maze.core.agent.torch_model import products_of_rare_shapes
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
@@ -111,10 +112,7 @@ class PolicyBatch:
 
         return PolicyBatch(
             [substep.rows(index) for substep in self.substeps],
-            each(self.old_values),
-            each(self.old_log_probs),
-            each(self.advantages),
-            each(self.targets),
+            *(each(self.old_values), each(self.old_log_probs), each(self.advantages), each(self.targets)),
             sequences=sequences,
             costs=[CostRows(*map(each, costs)) for costs in self.costs],
         )
@@ -210,8 +208,12 @@ def decisions_by_policy(
         logits = None if of_key.logits is None else tensors(of_key.logits, place)
         return SubstepRows(actor, tensors(of_key.observations, place), tensors(of_key.actions, place), logits)
 
-    if columns.is_dense():
-        yield [rows(*of_substep) for of_substep in columns.rows_by_substep()], None
+    if columns.actor_sequence is not None:
+        step_keys, substeps = [actor.step_key for actor in columns.actor_sequence], []
+        for position, actor in enumerate(columns.actor_sequence):
+            of_key, first = columns.substeps[actor.step_key], step_keys[:position].count(actor.step_key)
+            substeps.append(rows(actor, of_key, slice(first, of_key.n_rows, step_keys.count(actor.step_key))))
+        yield substeps, None
         return
     for of_key in columns.substeps.values():
         for actor, place in of_key.entries_by_actor(are_separate=of_key.step_key in separate_agents):
@@ -253,10 +255,22 @@ def value_rollout(
         )
     sequenced = SequencedRollout(model, columns, hidden_states, sequence_length) if model.is_recurrent else None
     separate_agents = model.policy.substeps_with_separate_agent_nets
-    batches = [
-        _evaluated(model, substeps, index, returns.is_off_policy, sequenced, keeps_outputs)
-        for substeps, index in decisions_by_policy(columns, separate_agents, model.device)
-    ]
+    keeps_outputs = (returns.is_off_policy or keeps_outputs) and torch.is_grad_enabled()  # the loss uses them as well
+    batches = []
+    for substeps, index in decisions_by_policy(columns, separate_agents, model.device):
+        with torch.set_grad_enabled(keeps_outputs):
+            outputs, sequences = sequenced.evaluate(substeps, index) if sequenced else (model.evaluate(substeps), None)
+        with torch.no_grad():
+            pairs = zip(outputs[0], substeps, strict=True)
+            log_probs = [output.prob_dist.joint_log_prob(substep.action) for output, substep in pairs]
+            batch = PolicyBatch(substeps, outputs[1].detached_values, log_probs, index=index, sequences=sequences)
+            if substeps[0].logits is not None:
+                behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
+                batch.old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
+            if returns.is_off_policy:
+                batch.log_rhos = [new - old for new, old in zip(log_probs, batch.old_log_probs, strict=True)]
+        batch.outputs = outputs if keeps_outputs else None
+        batches.append(batch)
     with torch.no_grad():
         trajectories = _trajectories(model, columns, batches, returns.gamma, sequenced, are_joint)
         found = returns(trajectories)
@@ -275,35 +289,6 @@ def value_rollout(
     return RolloutBatch([batch for batch in batches if batch.n_rows], max(1, int(columns.step_complete.sum())))
 
 
-def _evaluated(
-    model: TorchActorCritic,
-    substeps: list[SubstepRows],
-    index: Index | None,
-    is_off_policy: bool,
-    sequenced: SequencedRollout | None,
-    keeps_outputs: bool,
-) -> PolicyBatch:
-    """Compute values and log-probabilities of all decisions of one policy network."""
-    keeps_outputs = (is_off_policy or keeps_outputs) and torch.is_grad_enabled()  # the loss uses them as well
-    sequences = None
-    with torch.set_grad_enabled(keeps_outputs):
-        if sequenced is None:
-            outputs = model.evaluate(substeps)
-        else:
-            outputs, sequences = sequenced.evaluate(substeps, index)
-    with torch.no_grad():
-        pairs = zip(outputs[0].substep_outputs, substeps, strict=True)
-        log_probs = [output.prob_dist.joint_log_prob(substep.action) for output, substep in pairs]
-        batch = PolicyBatch(substeps, outputs[1].detached_values, log_probs, index=index, sequences=sequences)
-        if substeps[0].logits is not None:
-            behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
-            batch.old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
-        if is_off_policy:
-            batch.log_rhos = [new - old for new, old in zip(log_probs, batch.old_log_probs, strict=True)]
-    batch.outputs = outputs if keeps_outputs else None
-    return batch
-
-
 def _trajectories(
     model: TorchActorCritic,
     columns: rollout_columns.RolloutColumns,
@@ -316,7 +301,7 @@ def _trajectories(
     where a critic predicts its rewards.
     """
     substeps, n_envs, device = batches[0].substeps, columns.n_envs, model.device
-    n_substeps, is_dense = len(substeps), columns.is_dense()
+    n_substeps, is_dense = len(substeps), batches[0].index is None
     shape = (columns.n_ticks // n_substeps, n_envs)
     places = [batch.index for batch in batches]
     values = _time_major(places, [batch.old_values for batch in batches], shape)
@@ -364,22 +349,26 @@ def _values_at_ends(
     :param substeps: The sub-steps of a dense rollout, if there are several. Critics that observe all of them take the
         observations of the others from the step before.
     """
-    entries_of: dict[ActorID, list[rollout_columns.FinalObservationEntry]] = {}
-    for entry in (*columns.next_observations(), *columns.final_observations):
-        entries_of.setdefault(entry.actor_id, []).append(entry)
     ends: dict[Place, tuple[ActorID, Any]] = {}
     actors = [substep.actor_id for substep in substeps]
-    for actor, entries in entries_of.items():
-        places = [(entry.tick, entry.env_index) for entry in entries]
-        stacked = {key: np.stack([entry.observation[key] for entry in entries]) for key in entries[0].observation}
-        known = None
+    finals, next_actors = columns.final_observations, columns.last_actor_ids
+    for actor in dict.fromkeys((*next_actors, *(entry.actor_id for entry in finals))):
+        envs = [env for env, other in enumerate(next_actors) if other == actor]
+        entries = [entry for entry in finals if entry.actor_id == actor]
+        places = [(columns.n_ticks, env) for env in envs] + [(entry.tick, entry.env_index) for entry in entries]
+        stacked = {
+            key: np.concatenate((array[-1, envs], *(np.asarray(entry.observation[key])[None] for entry in entries)))
+            for key, array in columns.substeps[actor.step_key].observations.items()
+        }
+        known: list[dict[str, Tensor]] = []
         if substeps:
             last_tick, n_substeps = columns.n_ticks - 1, len(substeps)
             steps = [min(tick, last_tick) // n_substeps * columns.n_envs + env for tick, env in places]
             known = [{key: tensor[steps] for key, tensor in one.observation.items()} for one in substeps]
         runs = None if sequenced is None else sequenced.at(actor, places)
         position = actors.index(actor) if actor in actors else 0
-        values = model.bootstrap_values(stacked, actor, known, position, runs).tolist()
+        with products_of_rare_shapes():
+            values = model.bootstrap_values(stacked, actor, known, position, runs).tolist()
         ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
     return ends
 

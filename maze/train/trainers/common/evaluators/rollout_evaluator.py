@@ -18,7 +18,7 @@ from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import EpisodesInterrupted, check_interrupt
-from maze.core.utils.config_utils import count_instances
+from maze.core.utils.config_utils import count_instances, flag
 from maze.train.parallelization.distributed_actors.env_groups import seed_beside
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -74,7 +74,7 @@ class RolloutEvaluator(Evaluator):
         self.n_episodes = n_episodes
         self.model_selection = model_selection
         self._keeps_latest = keep == "latest"
-        self.deterministic: bool = deterministic
+        self.deterministic: bool = flag("deterministic", deterministic)
         self.criterion = SelectionCriterion(objective, maximize, constraints)
         # State of the generators for drawing actions; None: nothing was evaluated yet.
         self._rng_state: dict[str, Any] | None = None

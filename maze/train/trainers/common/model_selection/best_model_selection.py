@@ -39,11 +39,7 @@ class BestModelSelection(ModelSelectionBase):
     """
 
     def __init__(
-        self,
-        dump_file: str | None,
-        model: TorchModel | None,
-        dump_interval: int | None = None,
-        verbose: bool = False,
+        self, dump_file: str | None, model: TorchModel | None, dump_interval: int | None = None, verbose: bool = False
     ) -> None:
         if dump_interval is not None and dump_interval < 1:
             raise ValueError(f"`dump_interval` must be at least 1 or None, found {dump_interval}.")

@@ -255,14 +255,10 @@ class RolloutRows(_StepAssembler):
             for entry in columns.final_observations:
                 for key, array in following.items():
                     array[entry.tick, entry.env_index] = entry.observation[key]
+        actions = {key: _by_env(array, n_rows) for key, array in substep.actions.items()}
         rows = TransitionRows(
             observations=[{key: _by_env(array[:-1], n_rows) for key, array in substep.observations.items()}],
-            actions=[
-                _clipped(
-                    self._bounds[actor.step_key],
-                    {key: _by_env(array, n_rows) for key, array in substep.actions.items()},
-                )
-            ],
+            actions=[_clipped(self._bounds[actor.step_key], actions)],
             rewards=_by_env(columns.rewards, n_rows)[:, None],
             next_observation={key: _by_env(array, n_rows) for key, array in following.items()},
             terminated=_by_env(columns.terminated, n_rows),

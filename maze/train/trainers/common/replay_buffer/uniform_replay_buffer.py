@@ -151,14 +151,11 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
         :raises ConfigError: The items have another length, or there is room for more or fewer of them.
         """
-        content = state["content"]
-        if content is not None and (state["item_length"], content["capacity"]) != (
-            self.item_length,
-            self.columns.capacity,
-        ):
+        content, length = state["content"], state["item_length"]
+        if content is not None and (length, content["capacity"]) != (self.item_length, self.columns.capacity):
             raise ConfigError(
                 f"algorithm.replay_buffer_size, n_rollout_steps: the saved replay buffer holds {content['capacity']} "
-                f"steps in items of {state['item_length']}, this one {self.columns.capacity} in items of "
+                f"steps in items of {length}, this one {self.columns.capacity} in items of "
                 f"{self.item_length}. Continue with the configuration of the run that was saved."
             )
         set_generator_state(self._rng, dict(zip(generator_state(self._rng), state["generator"], strict=True)))
