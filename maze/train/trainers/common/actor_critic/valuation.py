@@ -280,9 +280,9 @@ def value_rollout(
             is_known = _has_known_reward(columns)
             batches = [batch.known(is_known[batch.index]) for batch in batches]
             if not is_known.any():
-                found = f"`get_actor_rewards` reaches back {columns.lateness} sub-steps before a step"
+                reach = f"`get_actor_rewards` reaches back {columns.lateness} sub-steps before a step"
                 raise ConfigError(
-                    f"algorithm.n_rollout_steps: expected longer rollouts than {columns.n_ticks}: {found}."
+                    f"algorithm.n_rollout_steps: expected longer rollouts than {columns.n_ticks}: {reach}."
                 )
     if sequenced is not None:
         sequenced.update_hidden_states()
