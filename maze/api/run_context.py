@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 
 from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.config_loader import ConfigurationLoader, LoadedRun
-from maze.api.rollouts import Evaluation, roll_out
-from maze.api.training_run import RunResult, TrainingRun
+from maze.api.training_run import Evaluation, RunResult, TrainingRun, roll_out
 from maze.api.utils import InvalidSpecificationError, RunMode, output
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
@@ -264,10 +263,7 @@ class RunContext:
         return self._one_or_all([run.compare(*given) for run in self._trained("compare")])
 
     def improve(
-        self,
-        heuristic: Policy | type[Policy] | Mapping[str, Any],
-        budget_s: float = 600.0,
-        **settings: Any,
+        self, heuristic: Policy | type[Policy] | Mapping[str, Any], budget_s: float = 600.0, **settings: Any
     ) -> Improvement | Any:
         """Improve a heuristic within a budget, and recommend the best policy that is confirmed to be better.
 

@@ -74,9 +74,7 @@ def replayed_rewards(episode: StateTrajectoryRecord, reward_aggregator: RewardAg
 
 
 def replayed_measures(
-    episode: StateTrajectoryRecord,
-    rewards: Sequence[float],
-    kpi_calculator: KpiCalculator | None,
+    episode: StateTrajectoryRecord, rewards: Sequence[float], kpi_calculator: KpiCalculator | None
 ) -> dict[str, float]:
     """Compute return, length and KPIs of a recorded episode.
 

@@ -79,7 +79,7 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
             return observation, reward, terminated, truncated or not terminated, info
         observation, reward, done, info = result
         # A copy: an environment that returns one object in all steps would keep the entry in later episodes.
-        return observation, reward, True, info if done else {**info, TRUNCATION_KEY: True}
+        return observation, reward, True, info if done else {**(info or {}), TRUNCATION_KEY: True}
 
     @override(BaseEnv)
     def reset(self, **kwargs: Any) -> Any:
