@@ -404,8 +404,7 @@ class TrainingRun:
         for name, text in texts.items():
             write_whole(directory / CLAIM / name, text)
         if self.loaded.placed:
-            what = ", ".join(self.loaded.placed)
-            remark = f"{run_summary.FROM_PYTHON}{what}: see hydra_config.yaml\n"
+            remark = f"{run_summary.FROM_PYTHON}{', '.join(self.loaded.placed)}: see hydra_config.yaml\n"
             write_whole(directory / run_summary.COMMAND_FILE, run_summary.command_line(arguments) + remark)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
@@ -462,8 +461,7 @@ class TrainingRun:
         env = factory()
         if not isinstance(env, ObservationNormalizationWrapper):
             return factory
-        file = env.statistics_dump or Path("statistics.pkl")
-        env.load_statistics(directory / file.name)
+        env.load_statistics(directory / (env.statistics_dump or Path("statistics.pkl")).name)
         return make_normalized_env_factory(factory, env.get_statistics())
 
     @property

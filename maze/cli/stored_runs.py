@@ -226,7 +226,11 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
 
 def sections_named_by(overrides: Sequence[str]) -> set[str]:
     """Return the sections of the configuration that a command's arguments name."""
-    return {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
+    return {_path_of(override).partition(".")[0] for override in overrides}
+
+
+def _path_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _complete_gate(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
@@ -241,13 +245,12 @@ def _complete_gate(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> 
         if not isinstance(evidence, dict) or "data" not in evidence:
             raise UsageError(f"evidence: expected a log, or a mapping with `data`, found {evidence!r}.")
         played = {"thresholds": cfg.get("thresholds")} | {f"runner.{k}": cfg.runner.get(k) for k in _PLAYED_MEASURES}
-        ignored = [key for key, value in played.items() if value]
-        named = [override.lstrip("+~").partition("=")[0] for override in overrides]
-        ignored += [key for key in named if key.startswith("runner.") and key not in ("runner.margin", *played)]
-        if ignored:
-            rule = "evidence: a log judges the return by `runner.margin` only"
-            hint = "Settings of the estimates are entries of `evidence`, such as evidence.deterministic."
-            raise UsageError(f"{rule}; leave out {', '.join(ignored)}, or play episodes, without evidence. {hint}")
+        named = [key for key in map(_path_of, overrides) if key.startswith("runner.") and key != "runner.margin"]
+        if ignored := sorted({*named, *(key for key, value in played.items() if value)}):
+            rule = (
+                "evidence: a log judges the return by `runner.margin` only, and estimates have settings in `evidence`"
+            )
+            raise UsageError(f"{rule}; leave out {', '.join(ignored)}, or play episodes, without evidence.")
         data = str(evidence["data"])
         evidence["data"] = data if data.startswith(MINARI) else str(project / data)
         with open_dict(cfg):

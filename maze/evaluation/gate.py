@@ -341,8 +341,7 @@ class Gate:
 
     def text(self) -> str:
         """Return the table for the console."""
-        rows = [self.HEADER, *self.rows()]
-        return "\n".join((*aligned(rows), "", *self.remarks(), self.verdict))
+        return "\n".join((*aligned([self.HEADER, *self.rows()]), "", *self.remarks(), self.verdict))
 
     def markdown(self, facts: Sequence[str] = ()) -> str:
         """Return the report for a pull request.

@@ -133,8 +133,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             raise UsageError("hydra.sweeper.n_seeds: this configuration has no section `seeding`.")
         if self.seeds is not None:
             return list(dict.fromkeys(self.seeds))
-        first = OmegaConf.select(self.config, SEED_KEYS[0])
-        return [(first or 0) + index for index in range(self.n_seeds)]
+        return [(OmegaConf.select(self.config, SEED_KEYS[0]) or 0) + index for index in range(self.n_seeds)]
 
     def _seed_overrides(self, seed: int | None) -> list[str]:
         """Return the overrides for the seed of a run; both seeds keep their difference, modulo the range of seeds."""
