@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.action_conversion import DictActionConversion
@@ -17,9 +16,13 @@ from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.space_values import dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.events.pubsub import Pubsub
-from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
-from maze.core.rendering.renderer import Renderer
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from maze.core.log_events.episode_event_log import EpisodeEventLog
+    from maze.core.rendering.renderer import Renderer
 
 _ONLY_ROW = np.zeros(1, np.int64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from maze.core.env.maze_state import MazeStateType
 from maze.core.env.serializable_env_mixin import SerializableEnvMixin
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.events.event_record import EventRecord
-from maze.core.log_events.kpi_calculator import KpiCalculator
-from maze.core.rendering.renderer import Renderer
+
+if TYPE_CHECKING:
+    from maze.core.events.event_record import EventRecord
+    from maze.core.log_events.kpi_calculator import KpiCalculator
+    from maze.core.rendering.renderer import Renderer
 
 _ONLY_ACTOR = ActorID(0, 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -25,10 +25,12 @@ from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.core.events.event_record import EventRecord
-from maze.core.log_events.kpi_calculator import KpiCalculator
-from maze.core.rendering.renderer import Renderer
 from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+
+if TYPE_CHECKING:
+    from maze.core.events.event_record import EventRecord
+    from maze.core.log_events.kpi_calculator import KpiCalculator
+    from maze.core.rendering.renderer import Renderer
 
 CoreEnvType = TypeVar("CoreEnvType", bound=CoreEnv)
 T = TypeVar("T")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
-from maze.core.rendering.renderer import Renderer
+
+if TYPE_CHECKING:
+    from maze.core.rendering.renderer import Renderer
 
 
 class RecordableEnvMixin(ABC):
