@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
@@ -59,10 +58,10 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         self._mask: np.ndarray | None = None
         self._mask_name: str | None = None
         with_heads: Any = env
-        while not isinstance(with_heads.action_space, spaces.Dict):
+        while not isinstance(with_heads.action_space, gymnasium.spaces.Dict):
             with_heads = with_heads.env
         observed: Any = env.observation_space
-        if isinstance(observed, spaces.Dict) and len(with_heads.action_space.spaces) == 1:
+        if isinstance(observed, gymnasium.spaces.Dict) and len(with_heads.action_space.spaces) == 1:
             self._mask_name = next(iter(mask_heads(observed, with_heads.action_space)), None)
         if self._mask_name is not None:
             self.action_masks = self._action_masks
@@ -115,7 +114,7 @@ def to_gymnasium(env: MazeEnv[Any], render_mode: str | None = None) -> MazeGymna
     return MazeGymnasiumEnv(env, render_mode)
 
 
-def mask_heads(observation_space: spaces.Dict, action_space: spaces.Dict) -> dict[str, str]:
+def mask_heads(observation_space: gymnasium.spaces.Dict, action_space: gymnasium.spaces.Dict) -> dict[str, str]:
     """Return the action head of each mask among the observations."""
     shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
     return masked_heads(shapes, action_space, {})[0]
@@ -153,7 +152,7 @@ def with_numbers(observation: Any, keys: list[str]) -> Any:
     return {**observation, **{key: np.int64(observation[key]) for key in keys}}
 
 
-def discrete_keys(space: spaces.Space[Any]) -> list[str]:
+def discrete_keys(space: gymnasium.spaces.Space[Any]) -> list[str]:
     """Return the discrete parts of an observation space."""
-    parts = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}
-    return [key for key, part in parts.items() if isinstance(part, spaces.Discrete)]
+    parts = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {"observation": space}
+    return [key for key, part in parts.items() if isinstance(part, gymnasium.spaces.Discrete)]

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import Policy
@@ -149,20 +148,20 @@ class _Inputs:
         return torch.cat([seen, actions], -1)
 
 
-class _Layer(nn.Module):
+class _Layer(torch.nn.Module):
     """A linear layer for each member, with the initial weights of `nn.Linear`: `[n_members, B, n_inputs]`."""
 
     def __init__(self, n_members: int, n_inputs: int, n_outputs: int) -> None:
         super().__init__()
         bound = n_inputs**-0.5
-        self.weight = nn.Parameter(torch.empty(n_members, n_inputs, n_outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(n_members, 1, n_outputs).uniform_(-bound, bound))
+        self.weight = torch.nn.Parameter(torch.empty(n_members, n_inputs, n_outputs).uniform_(-bound, bound))
+        self.bias = torch.nn.Parameter(torch.empty(n_members, 1, n_outputs).uniform_(-bound, bound))
 
     def forward(self, inputs: torch.Tensor, member: int | slice) -> torch.Tensor:
         return inputs @ self.weight[member] + self.bias[member]
 
 
-class _Networks(nn.Module):
+class _Networks(torch.nn.Module):
     """A network for each half of the episodes, evaluated together: `[n_members, B, n_inputs]` to `[n_members, B]`.
 
     With one `member`: `[B, n_inputs]` to `[B]`.

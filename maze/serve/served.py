@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -277,7 +276,7 @@ class Batcher:
     def _decided_part(self, key: Hashable, rows: Sequence[Any]) -> list[Any]:
         """Return one decision for each row, or the exception that prevented it."""
         # beside a busy event loop, a thread waits for the interpreter's lock longer than for its network
-        clock = thread_time if self._in_thread else perf_counter
+        clock = time.thread_time if self._in_thread else time.perf_counter
         began = clock()
         try:
             return [decision for decision, _ in zip(self._decide(key, rows), rows, strict=True)]

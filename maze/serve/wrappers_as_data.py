@@ -8,7 +8,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
 from maze.core.env.maze_env import MazeEnv
@@ -171,7 +170,7 @@ def _path(code: Any) -> str:
     return f"{type(code).__module__}.{type(code).__qualname__}"
 
 
-def _entry_types(space: spaces.Dict) -> dict[str, Any]:
+def _entry_types(space: gymnasium.spaces.Dict) -> dict[str, Any]:
     return {name: {"dtype": str(each.dtype), "shape": list(each.shape or ())} for name, each in space.spaces.items()}
 
 
@@ -318,17 +317,17 @@ _WRAPPERS: Mapping[type[Any], Any] = {
 }
 
 
-def space_as_data(space: spaces.Space[Any]) -> dict[str, Any]:
+def space_as_data(space: gymnasium.spaces.Space[Any]) -> dict[str, Any]:
     """Return a space as JSON. Infinite bounds are null; bounds that are the same everywhere are one number.
 
     :param space: A `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary`.
     """
     data: dict[str, Any] = {"type": type(space).__name__, "shape": list(space.shape or ()), "dtype": str(space.dtype)}
-    if isinstance(space, spaces.Box):
+    if isinstance(space, gymnasium.spaces.Box):
         data |= {"low": _bound(space.low, np.min), "high": _bound(space.high, np.max)}
-    elif isinstance(space, spaces.Discrete):
+    elif isinstance(space, gymnasium.spaces.Discrete):
         data |= {"n": int(space.n), "start": int(space.start)}
-    elif isinstance(space, spaces.MultiDiscrete):
+    elif isinstance(space, gymnasium.spaces.MultiDiscrete):
         data |= {"nvec": space.nvec.tolist(), "start": np.asarray(space.start).tolist()}
     return data
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ class PolicyExecutor:
         self,
         env: Any,
         policy: Policy,
-        rollout_done_event: Event,
+        rollout_done_event: threading.Event,
         exception_queue: AnyQueue,
         num_candidates: int,
         deterministic: bool = False,
@@ -122,7 +121,7 @@ class Session:
         self._states: SimpleQueue[StateUpdate | None] = SimpleQueue()
         self._actions: SimpleQueue[Any] = SimpleQueue()
         self._exceptions: SimpleQueue[BaseException] = SimpleQueue()
-        self._is_last_episode = Event()
+        self._is_last_episode = threading.Event()
         renderer = None
         with suppress(NotImplementedError):
             renderer = simulation.get_renderer()

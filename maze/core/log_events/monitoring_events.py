@@ -10,11 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from maze.core.log_events.log_create_figure_functions import (
-    create_histogram,
-    create_relative_bar_plot,
-    create_violin_distribution,
-)
+from maze.core.log_events import log_create_figure_functions as figures
 from maze.core.log_stats import event_decorators
 from maze.core.log_stats.reducer_functions import histogram
 
@@ -57,7 +53,7 @@ class DiscreteActionEvents(ABC):
 class ActionEvents(ABC):
     """Actions by kind, with figures of their distributions."""
 
-    @_reduced_by(histogram, create_relative_bar_plot)
+    @_reduced_by(histogram, figures.create_relative_bar_plot)
     def discrete_action(self, step_key: str, agent_name: str, name: str, value: int, action_dim: int) -> None:
         """A discrete action was taken.
 
@@ -68,7 +64,7 @@ class ActionEvents(ABC):
         :param action_dim: Number of actions.
         """
 
-    @_reduced_by(histogram, create_relative_bar_plot)
+    @_reduced_by(histogram, figures.create_relative_bar_plot)
     def multi_binary_action(
         self, step_key: str, agent_name: str, name: str, value: int, num_binary_actions: int
     ) -> None:
@@ -81,7 +77,7 @@ class ActionEvents(ABC):
         :param num_binary_actions: Number of binary actions.
         """
 
-    @_reduced_by(None, create_violin_distribution)
+    @_reduced_by(None, figures.create_violin_distribution)
     def continuous_action(self, step_key: str, agent_name: str, name: str, value: np.ndarray[Any, Any]) -> None:
         """A continuous action was taken.
 
@@ -120,7 +116,7 @@ class ObservationEvents(ABC):
 class RewardEvents(ABC):
     """Rewards before and after the wrappers."""
 
-    @_reduced_by(histogram, create_histogram, groups=("step_key", "agent_name"))
+    @_reduced_by(histogram, figures.create_histogram, groups=("step_key", "agent_name"))
     def reward_processed(self, step_key: str, agent_name: str, value: float) -> None:
         """An agent received a reward.
 
@@ -129,7 +125,7 @@ class RewardEvents(ABC):
         :param value: The reward.
         """
 
-    @_reduced_by(histogram, create_histogram, groups=())
+    @_reduced_by(histogram, figures.create_histogram, groups=())
     def reward_original(self, value: float) -> None:
         """The environment returned a reward, before all wrappers.
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import torch
-from torch import Tensor
 
 from maze.core.errors import CheckpointError
 from maze.core.utils.files import ZIP_ERRORS, verify_checksum, write_with_checksum, zip_entries
@@ -103,15 +102,15 @@ def load_into(model: Stateful, state: Mapping[str, Any], origin: str | Path = "T
     model.load_state_dict(dict(state))
 
 
-def _storage_reader(records: Mapping[str, memoryview], device: torch.device) -> Callable[[Any], Tensor]:
+def _storage_reader(records: Mapping[str, memoryview], device: torch.device) -> Callable[[Any], torch.Tensor]:
     """Return a function that reads the values of tensors by their references in a checkpoint's pickle.
 
     :param records: Contents of the archive's entries.
     :param device: Device of the tensors.
     """
-    flat: dict[str, Tensor] = {}
+    flat: dict[str, torch.Tensor] = {}
 
-    def read(reference: Any) -> Tensor:
+    def read(reference: Any) -> torch.Tensor:
         if type(reference) is not tuple or len(reference) != 5 or not isinstance(reference[1], torch.dtype):
             raise refuse("it holds a reference to something else than the values of a tensor")
         _, dtype, key, _, n_values = reference
@@ -124,7 +123,7 @@ def _storage_reader(records: Mapping[str, memoryview], device: torch.device) -> 
     return read
 
 
-def read_storage(content: Any) -> Tensor:
+def read_storage(content: Any) -> torch.Tensor:
     """Read the values of a pickled tensor: three headers, a reference, the values.
 
     :param content: The argument of `torch.storage._load_from_bytes`.
@@ -146,7 +145,7 @@ def read_storage(content: Any) -> Tensor:
     return found
 
 
-def _flat_tensor(content: memoryview, dtype: Any) -> Tensor:
+def _flat_tensor(content: memoryview, dtype: Any) -> torch.Tensor:
     if not isinstance(dtype, torch.dtype) or len(content) % dtype.itemsize:
         raise refuse("it holds a tensor whose values do not fit its type")
     if not len(content):
@@ -208,7 +207,7 @@ def _flatten(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _shape(value: Any) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _listing(names: list[str]) -> str:

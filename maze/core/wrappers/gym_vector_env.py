@@ -13,7 +13,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
@@ -26,7 +25,7 @@ from maze.core.utils.safe_pickle import safe_load
 from maze.core.wrappers import gym_adapters
 
 # Types of attributes that are equal in all vector environments of a kind.
-_CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
+_CONSTANTS = (gymnasium.spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
 
 
 class GymBatch(BatchedCoreEnv):
@@ -70,9 +69,9 @@ class GymBatch(BatchedCoreEnv):
         )
         seen = {key: leaf.space for key, leaf in self._leaves.items()}
         if action_mask is not None:
-            seen[gym_adapters.ACTION_MASK] = spaces.Box(0, 1, (int(env.single_action_space.n),), np.int8)
-        actions = spaces.Dict({key: leaf.space for key, leaf in self._action_leaves.items()})
-        super().__init__(env.num_envs, {0: actions}, {0: spaces.Dict(seen)})
+            seen[gym_adapters.ACTION_MASK] = gymnasium.spaces.Box(0, 1, (int(env.single_action_space.n),), np.int8)
+        actions = gymnasium.spaces.Dict({key: leaf.space for key, leaf in self._action_leaves.items()})
+        super().__init__(env.num_envs, {0: actions}, {0: gymnasium.spaces.Dict(seen)})
         self._mask = action_mask
         self._options = dict(reset_options or {})
         self._specs = dict_specs(self.observation_spaces[0], "observation")
@@ -308,7 +307,7 @@ def _batch_of(make: Callable[..., Any], n_envs: int) -> GymBatch:
 
 def _mask_name(env: Any) -> str | None:
     """Return the name of the mask of valid actions in `info` or of its method; `None`: there is no such mask."""
-    if not isinstance(env.single_action_space, spaces.Discrete) or gym_adapters.ACTION_MASK in getattr(
+    if not isinstance(env.single_action_space, gymnasium.spaces.Discrete) or gym_adapters.ACTION_MASK in getattr(
         env.single_observation_space, "spaces", ()
     ):
         return None

@@ -16,7 +16,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 
 from maze.core.annotations import override
@@ -300,7 +299,7 @@ class GymObservationConversion(ObservationConversionInterface):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.kind, self.leaves = gym_adapters.observation_leaves(env.observation_space, gym_adapters.gym_env_name(env))
-        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self._space = gymnasium.spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
         self._cast_only = self.leaves["observation"].cast if self.kind is None else None
 
     @override(ObservationConversionInterface)
@@ -315,7 +314,7 @@ class GymObservationConversion(ObservationConversionInterface):
         return gym_adapters.packed(self.kind, parts)
 
     @override(ObservationConversionInterface)
-    def space(self) -> spaces.Dict:
+    def space(self) -> gymnasium.spaces.Dict:
         return self._space
 
 
@@ -329,7 +328,7 @@ class GymActionConversion(ActionConversionInterface):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.kind, self.leaves = gym_adapters.action_leaves(env.action_space)
-        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self._space = gymnasium.spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
         self._only_leaf = self.leaves["action"] if self.kind is None else None
 
     @override(ActionConversionInterface)
@@ -349,7 +348,7 @@ class GymActionConversion(ActionConversionInterface):
         return gym_adapters.unpacked(self.kind, self.leaves, maze_action)
 
     @override(ActionConversionInterface)
-    def space(self) -> spaces.Dict:
+    def space(self) -> gymnasium.spaces.Dict:
         return self._space
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from typing_extensions import Self
 
 from maze.core.annotations import override
@@ -430,7 +429,7 @@ class SubstepObservationWrapper(ObservationWrapper["MazeEnv[Any]"], SpacesWrappe
     :param env: The environment to wrap.
     """
 
-    observation_spaces_dict: dict[StepKeyType, spaces.Dict]
+    observation_spaces_dict: dict[StepKeyType, gymnasium.spaces.Dict]
     """The converted spaces by sub-step key, which subclasses set."""
 
     def __init__(self, env: MazeEnv[Any]) -> None:
@@ -455,7 +454,7 @@ class SubstepActionWrapper(ActionWrapper["MazeEnv[Any]"], SpacesWrapper["MazeEnv
     :param env: The environment to wrap.
     """
 
-    action_spaces_dict: dict[StepKeyType, spaces.Dict]
+    action_spaces_dict: dict[StepKeyType, gymnasium.spaces.Dict]
     """The spaces of the agent's actions by sub-step key, which subclasses set."""
 
     def seed(self, seed: Any) -> None:
@@ -467,8 +466,8 @@ class SubstepActionWrapper(ActionWrapper["MazeEnv[Any]"], SpacesWrapper["MazeEnv
 
 
 def known_spaces(
-    step_spaces: Mapping[StepKeyType, Mapping[str, spaces.Space[Any]]], name: str, where: str, kind: str
-) -> dict[StepKeyType, spaces.Space[Any]]:
+    step_spaces: Mapping[StepKeyType, Mapping[str, gymnasium.spaces.Space[Any]]], name: str, where: str, kind: str
+) -> dict[StepKeyType, gymnasium.spaces.Space[Any]]:
     """Return the spaces of the entries with a name, by the key of the sub-steps that have one.
 
     :param step_spaces: Spaces by sub-step key and name.
@@ -485,7 +484,7 @@ def known_spaces(
     return found
 
 
-def entry_names(step_spaces: Mapping[StepKeyType, Mapping[str, spaces.Space[Any]]]) -> list[str]:
+def entry_names(step_spaces: Mapping[StepKeyType, Mapping[str, gymnasium.spaces.Space[Any]]]) -> list[str]:
     """Return the names of all sub-steps' entries, each once."""
     return list(dict.fromkeys(name for entries in step_spaces.values() for name in entries))
 

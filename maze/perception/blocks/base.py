@@ -11,7 +11,6 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, ConfigError, unknown_key_error
@@ -21,7 +20,7 @@ Keys: TypeAlias = str | list[str]
 """One key, or one per tensor."""
 Shapes: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """One shape without batch dimension, or one per tensor."""
-NonLinearity: TypeAlias = str | type[nn.Module]
+NonLinearity: TypeAlias = str | type[torch.nn.Module]
 """An activation class, or its import path."""
 TensorDict: TypeAlias = dict[str, torch.Tensor]
 
@@ -33,7 +32,7 @@ _SHOWN = (int, float, str, list, type, FunctionType)
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
-class PerceptionBlock(ABC, nn.Module):
+class PerceptionBlock(ABC, torch.nn.Module):
     """A network component that maps a dictionary of tensors to a dictionary of tensors.
 
     A block knows the shapes of its inputs and infers those of its outputs, so that models can be derived from
@@ -50,7 +49,7 @@ class PerceptionBlock(ABC, nn.Module):
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes) -> None:
-        nn.Module.__init__(self)
+        torch.nn.Module.__init__(self)
         self.in_keys: list[str] = key_list(in_keys)
         self.out_keys: list[str] = key_list(out_keys)
         self.in_shapes: list[Sequence[int]] = shape_list(in_shapes, n_keys=len(self.in_keys))
@@ -173,7 +172,7 @@ class ChainBlock(PerceptionBlock):
 
 
 @contextmanager
-def without_side_effects(network: nn.Module, cuda_devices: Sequence[torch.device] = ()) -> Iterator[None]:
+def without_side_effects(network: torch.nn.Module, cuda_devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """Return a context without gradients and in evaluation mode, which restores modes and random states.
 
     :param network: The network that is evaluated.

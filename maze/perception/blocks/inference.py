@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, did_you_mean
@@ -23,7 +22,7 @@ _LINE_LENGTH = 46
 _FONT_SIZE = 9.0
 _DPI = 150
 _TENSOR_FILL = "#fbe3e0"
-_MODULE_ATTRIBUTES = frozenset(dir(nn.ModuleDict()))
+_MODULE_ATTRIBUTES = frozenset(dir(torch.nn.ModuleDict()))
 # Number of rows of a batch below which gathering costs more than it saves.
 _MANY_ROWS = 4096
 # Share of rows of the largest set of a batch up to which gathering pays.
@@ -47,7 +46,7 @@ class InferenceBlock(PerceptionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         self.perception_blocks: dict[str, PerceptionBlock] = self._needed_blocks(perception_blocks)
-        self.blocks = nn.ModuleDict({_module_name(name): block for name, block in self.perception_blocks.items()})
+        self.blocks = torch.nn.ModuleDict({_module_name(name): block for name, block in self.perception_blocks.items()})
         self._tensor_shapes: dict[str, Sequence[int]] = dict(zip(self.in_keys, self.in_shapes, strict=True))
         for name, block in self.perception_blocks.items():
             for key, declared in zip(block.in_keys, block.in_shapes, strict=True):

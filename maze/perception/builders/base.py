@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from maze.core.errors import ConfigError, did_you_mean, unknown_key_error
 from maze.core.utils.factory import Factory, plain_container
@@ -294,7 +293,7 @@ def only_network(networks: Any, where: str) -> tuple[Any, Any]:
     :param where: Place in the configuration, for messages.
     :raises ConfigError: There are several, or none.
     """
-    if isinstance(networks, nn.Module) or (isinstance(networks, Mapping) and "_target_" in networks):
+    if isinstance(networks, torch.nn.Module) or (isinstance(networks, Mapping) and "_target_" in networks):
         return 0, networks
     items = list(networks.items() if isinstance(networks, Mapping) else enumerate(networks))
     if len(items) != 1:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
@@ -60,7 +59,7 @@ class CategoryEncodingBlock(FunctionBlock):
         self.register_buffer("limits", sizes, persistent=False)
         self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
         # an additional row for numbers outside their range
-        self.embedding = None if embedding_dim is None else nn.Embedding(int(sizes.sum()) + 1, embedding_dim)
+        self.embedding = None if embedding_dim is None else torch.nn.Embedding(int(sizes.sum()) + 1, embedding_dim)
 
     @override(FunctionBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:

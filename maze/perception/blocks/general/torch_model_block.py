@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
@@ -26,7 +25,7 @@ class TorchModelBlock(ShapeNormalizationBlock):
         in_shapes: Shapes,
         in_num_dims: int | Sequence[int],
         out_num_dims: int | Sequence[int],
-        net: nn.Module,
+        net: torch.nn.Module,
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=in_num_dims, out_num_dims=out_num_dims)
         self.net = net

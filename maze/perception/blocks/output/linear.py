@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
@@ -25,7 +24,7 @@ class LinearOutputBlock(ShapeNormalizationBlock):
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=2, out_num_dims=2)
         self.input_units = self.in_shapes[0][-1]
         self.output_units = output_units
-        self.net = nn.Linear(self.input_units, self.output_units)
+        self.net = torch.nn.Linear(self.input_units, self.output_units)
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
@@ -70,10 +69,10 @@ class GaussianOutputBlock(ShapeNormalizationBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=2, out_num_dims=2)
         n_features = self.in_shapes[0][-1]
-        self.mean_layer = nn.Linear(n_features, n_components)
-        self.log_std_layer = nn.Linear(n_features, n_components)
-        nn.init.zeros_(self.log_std_layer.weight)
-        nn.init.constant_(self.log_std_layer.bias, log_std)
+        self.mean_layer = torch.nn.Linear(n_features, n_components)
+        self.log_std_layer = torch.nn.Linear(n_features, n_components)
+        torch.nn.init.zeros_(self.log_std_layer.weight)
+        torch.nn.init.constant_(self.log_std_layer.bias, log_std)
         self.log_std_layer.weight.requires_grad_(False)
 
     @override(ShapeNormalizationBlock)

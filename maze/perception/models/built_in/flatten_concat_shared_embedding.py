@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.perception.models.built_in import flatten_concat
@@ -15,7 +14,7 @@ EMBEDDING = "latent"
 """Key of the shared tensor in the outputs of the policy and in the inputs of the critic."""
 
 
-class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
+class FlattenConcatSharedEmbeddingPolicyNet(torch.nn.Module):
     """Return the latent representation next to the logits, each of which is computed by layers of its own from it.
 
     :param obs_shapes: Shapes of the observations, without batch dimensions.
@@ -32,7 +31,7 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
         action_logits_shapes: dict[str, Sequence[int]],
         hidden_units: list[int],
         head_units: list[int],
-        non_lin: str | type[nn.Module],
+        non_lin: str | type[torch.nn.Module],
     ) -> None:
         super().__init__()
         if EMBEDDING in action_logits_shapes:
@@ -67,7 +66,7 @@ class FlattenConcatSharedEmbeddingStateValueNet(flatten_concat.FlattenConcatStat
     """
 
     def __init__(
-        self, obs_shapes: dict[str, Sequence[int]], head_units: list[int], non_lin: str | type[nn.Module]
+        self, obs_shapes: dict[str, Sequence[int]], head_units: list[int], non_lin: str | type[torch.nn.Module]
     ) -> None:
         if EMBEDDING not in obs_shapes:
             raise ConfigError(
