@@ -11,6 +11,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,8 +26,6 @@ _FONT_SIZE = 9.0
 _DPI = 150
 _TENSOR_FILL = "#fbe3e0"
 _MODULE_ATTRIBUTES = frozenset(dir(nn.ModuleDict()))
-# Share of rows of the largest set of a batch up to which gathering pays.
-_SHARE_WORTH_IT = 0.75
 
 
 class InferenceBlock(PerceptionBlock):
@@ -166,7 +165,7 @@ class Candidates:
         exists = reduce(torch.logical_or, [inputs[key] > 0 for key in self.masks]).flatten(0, -2)
         counts = exists.sum(-1)
         n, n_kept = mask.shape[-1], int(counts.max())
-        if not 0 < n_kept <= _SHARE_WORTH_IT * n:
+        if not 0 < n_kept <= set_blocks.SHARE_WORTH_IT * n:
             return None
         before = exists.flatten().nonzero().squeeze(-1)
         n_gaps = torch.arange(len(exists), device=mask.device) * n_kept - (counts.cumsum(0) - counts)
@@ -217,7 +216,17 @@ class _NetworkWithCandidates(InferenceBlock):
 
     @override(InferenceBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        return {self._names[key]: place for key, place in super().describe_forward(reader, inputs).items()}
+        places, gathered = {key: inputs[key] for key in self.used_in_keys}, {}
+        for head, candidates in self._candidates.items():
+            needed = (candidates.items, *candidates.masks)
+            if all(key in places for key in needed) and not reader.is_for_population:
+                gathered[head] = rows = set_blocks.GatheredRows(reader, [places[key] for key in candidates.masks])
+                places |= {key: rows.of(places[key]) for key in needed}
+        outputs = {self._names[key]: place for key, place in super().describe_forward(reader, places).items()}
+        smallest = float(np.finfo(np.float32).min)
+        return {
+            key: gathered[key].spread(place, smallest) if key in gathered else place for key, place in outputs.items()
+        }
 
 
 def _spread(logits: torch.Tensor, rows: _Rows) -> torch.Tensor:

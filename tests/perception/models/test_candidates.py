@@ -184,6 +184,9 @@ def test_large_batches_are_computed_without_padding_rows(data, attention, leadin
             (output[output > -1e30] * 2.0).sum().backward()
             gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
             found.append((output.detach(), *gradients))
+        with mock.patch.object(set_blocks, "MANY_ROWS", 1):
+            acting = in_numpy(network)(observation)[key]
+        np.testing.assert_allclose(acting, found[0][0], rtol=1e-4, atol=1e-5)
         assert len(found[0]) == len(found[1])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -20,14 +20,18 @@ from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, shape_list
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.program.network_program import Array, ArrayFunction, FunctionPair, Places, ProgramReader
+from maze.perception.program.network_program import Array, ArrayFunction, FunctionPair, Place, Places, ProgramReader
 from maze.perception.weight_init import activation_type, is_plain
 
 _T = TypeVar("_T")
 # Score of a masked item; finite, so that the result is not NaN where all are masked.
 _EXCLUDED = -1e30
+# Products of a varying number of rows are padded to a multiple: oneDNN compiles a kernel for each number.
+_ROWS_OF_PRODUCTS = 512
 MANY_ROWS = 4096
 """Number of rows of a batch below which gathering those that count costs more than it saves."""
+SHARE_WORTH_IT = 0.75
+"""Share of rows of the largest set of a batch up to which gathering pays."""
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):
@@ -222,6 +226,51 @@ def _mean_and_max_in_numpy(features: Array, mask: Array | None = None) -> Array:
     return np.concatenate([mean, np.where(n_valid > 0, highest, np.float32(0.0))], axis=-1)
 
 
+class GatheredRows:
+    """Rows of sets in a program: those with a positive entry in any mask, and others up to a common number per set.
+
+    :param reader: Reader of the program.
+    :param masks: Places of the masks `[..., n]`.
+    """
+
+    def __init__(self, reader: ProgramReader, masks: Sequence[Place]) -> None:
+        self._reader, self._mask = reader, masks[0]
+        self._index = reader.apply(ArrayFunction(_first_rows), *masks)
+
+    def of(self, source: Place) -> Place:
+        """Return the rows of `[..., n, features]` or `[..., n]`."""
+        return self._reader.apply(ArrayFunction(_taken), source, self._index, self._mask)
+
+    def spread(self, source: Place, fill: float) -> Place:
+        """Return numbers `[..., n_kept]` at the places `[..., n]` before gathering, and `fill` at the others."""
+        function = ArrayFunction(lambda *arrays: _put_back(*arrays, fill=fill))
+        return self._reader.apply(function, source, self._index, self._mask)
+
+
+def _first_rows(*masks: Array) -> Array:
+    """Return flat indices `[n_sets, n_kept]` of the rows to keep; without columns where gathering does not pay."""
+    n = masks[0].shape[-1]
+    counts = reduce(np.logical_or, [mask > 0 for mask in masks]).reshape(-1, n)
+    n_kept = int(counts.sum(axis=1).max(initial=0))
+    if counts.size < MANY_ROWS // 4 or not 0 < n_kept <= SHARE_WORTH_IT * n:
+        return np.empty((len(counts), 0), np.intp)
+    order = np.argsort(~counts, axis=1, kind="stable")[:, :n_kept]
+    return order + n * np.arange(len(order))[:, np.newaxis]
+
+
+def _taken(array: Array, index: Array, mask: Array) -> Array:
+    rest = array.shape[mask.ndim :]
+    return array.reshape(-1, *rest).take(index, axis=0).reshape(*mask.shape[:-1], -1, *rest) if index.size else array
+
+
+def _put_back(scores: Array, index: Array, mask: Array, fill: float) -> Array:
+    if not index.size:
+        return scores
+    spread = np.full(mask.shape, fill, scores.dtype)
+    spread.reshape(-1)[index.ravel()] = scores.ravel()
+    return spread
+
+
 class ItemScoresBlock(ShapeNormalizationBlock):
     """Score each item by the same layers and add the score to its logit, if there are logits.
 
@@ -282,9 +331,10 @@ class ItemScoresBlock(ShapeNormalizationBlock):
         of_vectors = [layer(vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
         if masks and masks[0].numel() >= MANY_ROWS and not (masks[0].is_cuda or torch.compiler.is_compiling()):
             places = masks[0].flatten().gt(0).nonzero().squeeze(-1)
-            of_vectors = [each.index_select(0, places // items.shape[-2]) for each in of_vectors]
-            hidden = reduce(operator.add, of_vectors, self.item_layer(items.flatten(0, 1).index_select(0, places)))
-            scores = self.score_layer(self.hidden(hidden)).squeeze(-1)
+            rows = functional.pad(places, (0, -len(places) % _ROWS_OF_PRODUCTS))
+            of_vectors = [each.index_select(0, rows // items.shape[-2]) for each in of_vectors]
+            hidden = reduce(operator.add, of_vectors, self.item_layer(items.flatten(0, 1).index_select(0, rows)))
+            scores = self.score_layer(self.hidden(hidden)).squeeze(-1)[: len(places)]
             scores = scores.new_zeros(masks[0].numel()).index_copy(0, places, scores).view_as(masks[0])
         else:
             hidden = self.hidden(_ADDED_TO_ITEMS.in_torch(self.item_layer(items), *of_vectors))
@@ -294,9 +344,11 @@ class ItemScoresBlock(ShapeNormalizationBlock):
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         logits, (items, *vectors), masks = self._parts([inputs[key] for key in self.in_keys])
         of_vectors = [reader.layer(layer, vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
+        gathered = None if reader.is_for_population or not masks else GatheredRows(reader, masks)
+        items = items if gathered is None else gathered.of(items)
         added = reader.apply(_ADDED_TO_ITEMS, reader.layer(self.item_layer, items), *of_vectors)
-        scores = reader.layer(self.score_layer, reader.layer(self.hidden, added))
-        scores = reader.flatten(scores, 2)
+        scores = reader.flatten(reader.layer(self.score_layer, reader.layer(self.hidden, added)), 2)
+        scores = scores if gathered is None else gathered.spread(scores, fill=0.0)
         for mask in masks:
             scores = reader.apply(_PRESENT_SCORES, scores, mask)
         return {self.out_keys[0]: reader.apply(_SUM, scores, *logits) if logits else scores}
