@@ -54,7 +54,7 @@ FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--co
 COMMANDS = {
     "--export": ("maze.cli.commands", "export_run"),
     "--info": ("maze.cli.commands", "print_run_info"),
-    "--new-project": ("maze.cli.new_project", "write_project"),
+    "--new-project": ("maze.cli.commands", "write_project"),
     "--report": ("maze.cli.commands", "make_report"),
     "--runs": ("maze.cli.run_summary", "print_runs"),
     "--shelf": ("maze.cli.commands", "print_shelf"),

@@ -202,6 +202,8 @@ class ConfigurationLoader:
         earlier = self._earlier_run(number)
         if earlier is not None and not any(text.lstrip("+").startswith("input_dir=") for text in texts):
             texts.append(f"input_dir={value_text(earlier)}")
+        if earlier is None and self.auditor.multirun and self.run_dir is not None:
+            texts = [text for text in texts if text != "resume=true"]  # a run that had not begun starts
         name = self.configuration or self.run_mode.value
         try:
             full = compose(name, overrides=for_hydra(texts), return_hydra_config=True)

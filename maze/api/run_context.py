@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 
 from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.config_loader import ConfigurationLoader, LoadedRun
-from maze.api.rollouts import Evaluation, roll_out
-from maze.api.training_run import RunResult, TrainingRun
+from maze.api.training_run import Evaluation, RunResult, TrainingRun, roll_out
 from maze.api.utils import InvalidSpecificationError, RunMode, output
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
@@ -96,7 +95,7 @@ class RunContext:
         | gymnasium.vector.VectorEnv[Any, Any, Any]
         | Callable[..., MazeEnv[Any] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]]
         | None = None,
-        run_dir: str | None = None,
+        run_dir: str | Path | None = None,
         wrappers: str | Mapping[str, Any] | Wrapper[Any] | None = None,
         algorithm: str | Mapping[str, Any] | AlgorithmConfig | None = None,
         model: str | Mapping[str, Any] | BaseModelComposer | None = None,
@@ -112,6 +111,8 @@ class RunContext:
         tracking: str | Sequence[str] | Mapping[str, Any] | None = None,
     ) -> None:
         self._silent, self._is_multirun = silent, multirun
+        if not isinstance(run_dir, str | Path | None):
+            raise InvalidSpecificationError(f"run_dir: expected a directory, found {run_dir!r}.")
         self._project, self._requested_dir = Path.cwd(), run_dir
         self._auditor = ConfigurationAuditor(
             {
@@ -139,7 +140,7 @@ class RunContext:
                 raise InvalidSpecificationError(
                     f"run_dir: {run_dir} is a URL, which is supported for a single run only."
                 )
-            uploads = working_copy(run_dir, self._project / "outputs", "run_dir")
+            uploads = working_copy(str(run_dir), self._project / "outputs", "run_dir")
             run_dir = str(uploads.directory)
         loader = ConfigurationLoader(self._auditor, mode, configuration, experiment, run_dir, self._project, tracking)
         with output(silent):
@@ -262,10 +263,7 @@ class RunContext:
         return self._one_or_all([run.compare(*given) for run in self._trained("compare")])
 
     def improve(
-        self,
-        heuristic: Policy | type[Policy] | Mapping[str, Any],
-        budget_s: float = 600.0,
-        **settings: Any,
+        self, heuristic: Policy | type[Policy] | Mapping[str, Any], budget_s: float = 600.0, **settings: Any
     ) -> Improvement | Any:
         """Improve a heuristic within a budget, and recommend the best policy that is confirmed to be better.
 

@@ -1,4 +1,4 @@
-"""One training run of a RunContext: built, trained, and used."""
+"""One training run of a RunContext: built, trained, and used; rollouts, and their statistics as a table."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from omegaconf import OmegaConf
 
 from maze.api.config_auditor import place
 from maze.api.config_loader import LoadedRun
-from maze.api.rollouts import Evaluation, inside_run
 from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, check_names, output
 from maze.cli import run_summary
+from maze.cli.hydra_setup import hydra_config
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
+from maze.cli.stored_runs import use_stored_run
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
+from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.space_values import check_entries, dict_specs
-from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
+from maze.core.log_stats import log_stats
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_value
+from maze.core.rollout.recording import EVENT_LOG_DIR, PAGE_DIR, TRAJECTORY_DIR
 from maze.core.utils.config_utils import EnvFactory, config_to_yaml, shown_value, whole_number
 from maze.core.utils.factory import Factory
-from maze.core.utils.files import Uploads, uploaded, write_whole
+from maze.core.utils.files import Uploads, inside_directory, uploaded, write_whole
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
@@ -115,12 +120,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self,
-        loaded: LoadedRun,
-        project: Path,
-        keeps_directory: bool,
-        silent: bool,
-        uploads: Uploads | None = None,
+        self, loaded: LoadedRun, project: Path, keeps_directory: bool, silent: bool, uploads: Uploads | None = None
     ) -> None:
         self.loaded = loaded
         self._uploads = uploads
@@ -131,7 +131,7 @@ class TrainingRun:
         self._keeps_directory = keeps_directory
         self.verbose = checked_verbosity(self.cfg.verbose)
         self.silent = silent or self.verbose == QUIET
-        self._stats = StatsContext(stays_open=True)
+        self._stats = log_stats.StatsContext(stays_open=True)
         self._generators = GlobalGenerators()
         self._policy: TorchPolicy | None = None
         self._env_factory: Callable[[], Any] | None = None
@@ -203,7 +203,7 @@ class TrainingRun:
             with self.inside(directory, self._stats):
                 self._write_run_info(directory)
                 group = "/".join(directory.parent.parts[-2:]) if self.loaded.swept else ""
-                self._stats.place = RunPlace(directory, self.project, group)
+                self._stats.place = log_stats.RunPlace(directory, self.project, group)
                 self._stats.register_writer(run_summary.report_writer(directory, self.project))
                 runner = Factory(Runner).instantiate(self.cfg.runner, config_path="runner")  # type: ignore[type-abstract]
                 with _own_evaluator(self.cfg) as evaluator:
@@ -303,8 +303,8 @@ class TrainingRun:
         assert self.run_dir is not None
         given = {name: value for name, value in eval_kwargs.items() if value is not None}
         arguments = {**self._evaluation_defaults(), **given}
-        with self.inside(self.run_dir, StatsContext()), ExitStack() as stack:
-            register_log_stats_writer(LogStatsWriterConsole())
+        with self.inside(self.run_dir, log_stats.StatsContext()), ExitStack() as stack:
+            log_stats.register_log_stats_writer(LogStatsWriterConsole())
             seeds = MazeSeeding.configured(self.cfg.get("seeding"))
             if other is None:
                 kind = "deterministic actions" if arguments["deterministic"] else "sampled actions"
@@ -321,8 +321,11 @@ class TrainingRun:
                 stack.callback(env.close)
                 env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
                 arguments["eval_env"] = env
+            elif not isinstance(found := arguments["eval_env"], StructuredVectorEnv | LogStatsWrapper):
+                expected = "a vector environment, or LogStatsWrapper.wrap(env)"
+                raise InvalidSpecificationError(f"eval_env: found {shown_value(found)}, expected {expected}.")
             RolloutEvaluator(**arguments).evaluate(policy)
-            return Evaluation(arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats)
+            return Evaluation(arguments["eval_env"].get_stats(log_stats.LogStatsLevel.EPOCH).last_stats)
 
     def compare(
         self,
@@ -358,14 +361,14 @@ class TrainingRun:
         seeding = self.cfg.get("seeding")
         directory = self.run_dir / COMPARISON_DIR
         directory.mkdir(exist_ok=True)
-        with self.inside(directory, StatsContext()):
+        with self.inside(directory, log_stats.StatsContext()):
             runner.setup(OmegaConf.create({"env": self.env_factory, "seeding": seeding}, flags={"allow_objects": True}))
             runner.run()
         assert runner.comparison is not None
         return runner.comparison
 
     @contextmanager
-    def inside(self, directory: Path, stats: StatsContext) -> Iterator[None]:
+    def inside(self, directory: Path, stats: log_stats.StatsContext) -> Iterator[None]:
         """Return a context of a call in the run's directory, or in one below, with given statistics."""
         with inside_run(self.loaded, directory, self.silent, self._generators, stats), uploaded(self._uploads):
             yield
@@ -401,8 +404,7 @@ class TrainingRun:
         for name, text in texts.items():
             write_whole(directory / CLAIM / name, text)
         if self.loaded.placed:
-            what = ", ".join(self.loaded.placed)
-            remark = f"{run_summary.FROM_PYTHON}{what}: see hydra_config.yaml\n"
+            remark = f"{run_summary.FROM_PYTHON}{', '.join(self.loaded.placed)}: see hydra_config.yaml\n"
             write_whole(directory / run_summary.COMMAND_FILE, run_summary.command_line(arguments) + remark)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
@@ -459,8 +461,7 @@ class TrainingRun:
         env = factory()
         if not isinstance(env, ObservationNormalizationWrapper):
             return factory
-        file = env.statistics_dump or Path("statistics.pkl")
-        env.load_statistics(directory / file.name)
+        env.load_statistics(directory / (env.statistics_dump or Path("statistics.pkl")).name)
         return make_normalized_env_factory(factory, env.get_statistics())
 
     @property
@@ -503,3 +504,111 @@ def _connect(evaluator: RolloutEvaluator, runner: Any) -> None:
     if isinstance(evaluator.eval_env, StructuredVectorEnv):
         n_envs = evaluator.eval_env.n_envs
         evaluator.eval_env.seed([runner.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)])
+
+
+# -- rollouts and their statistics -------------------------------------------------------------------------------------
+
+INDEX = ("interface", "event", "statistic")
+
+
+class Evaluation(dict[log_stats.LogStatsKey, Any]):
+    """Statistics of an evaluation, by their keys; shown as one line of means."""
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean over the episodes of the sum of their rewards."""
+        return float(self[log_stats.LogStatsKey(BaseEnvEvents.reward, "mean", None)])
+
+    @property
+    def kpis(self) -> dict[str, float]:
+        """Means of the environment's KPIs over the episodes, by their names; empty where it has none."""
+        means = (key for key in self if key.event is BaseEnvEvents.kpi and key.output_name == "mean")
+        return {"/".join(map(str, key.group or ())): float(self[key]) for key in means}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the statistics as a table; see :func:`statistics_frame`."""
+        return statistics_frame(self)
+
+    def __repr__(self) -> str:
+        kpis = "".join(f", {name}={value:.5g}" for name, value in self.kpis.items())
+        return f"Evaluation(mean_reward={self.mean_reward:.5g}{kpis})"
+
+
+@contextmanager
+def inside_run(
+    loaded: LoadedRun, directory: Path, silent: bool, generators: GlobalGenerators, stats: log_stats.StatsContext
+) -> Iterator[None]:
+    """Return a context with the working directory, Hydra configuration, generators and statistics of a run.
+
+    :param loaded: The configuration.
+    :param directory: Directory of the run.
+    :param silent: Print nothing.
+    :param generators: State of the global random generators.
+    :param stats: The run's statistics.
+    """
+    with (
+        output(silent),
+        imports_guarded(loaded.guard),
+        inside_directory(directory),
+        hydra_config(loaded.hydra),
+        generators.active(),
+        stats,
+    ):
+        yield
+
+
+def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
+    """Run the rollout that a configuration describes, in its own directory.
+
+    :param loaded: The configuration.
+    :param project: Working directory of the caller.
+    :param silent: Print nothing.
+    :return: See :func:`statistics_frame`; `attrs` has the directories of the results.
+    """
+    from maze.core.rollout.rollout_runner import RolloutRunner
+
+    claimed = claim_directory(loaded.workdir)
+    directory, cfg = claimed.path, loaded.config
+    start = time.perf_counter()
+    with inside_run(loaded, directory, silent, GlobalGenerators(), log_stats.StatsContext()):
+        try:
+            use_stored_run(cfg, [*loaded.arguments[2:], *loaded.placed])
+            run_summary.write_run_info(directory, cfg, project, loaded.arguments)
+            runner = Factory(RolloutRunner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
+            runner.setup(cfg)
+            runner.run()
+        except BaseException:
+            claimed.remove_if_worthless()
+            raise
+    assert runner.stats is not None
+    frame = statistics_frame(runner.stats)
+    frame.attrs |= {
+        "run_dir": str(directory),
+        "trajectory_dir": str(directory / TRAJECTORY_DIR) if runner.record_trajectory else None,
+        "page_dir": str(directory / PAGE_DIR) if getattr(runner, "record_pages", False) else None,
+        "event_log_dir": str(directory / EVENT_LOG_DIR) if runner.record_event_logs else None,
+        "n_cut_off": runner.n_cut_off,
+        "seconds": time.perf_counter() - start,
+    }
+    return frame
+
+
+def statistics_frame(stats: log_stats.LogStats) -> pd.DataFrame:
+    """Return statistics as a table with the column `value`, indexed by interface, event and statistic.
+
+    For distributions, `value` is the array of samples.
+    """
+    import pandas as pd
+
+    index = list(INDEX)
+    rows = [(*name_parts(key), _value(value)) for key, value in stats.items()]
+    table: pd.DataFrame = pd.DataFrame(rows, columns=[*index, "value"], dtype=object).set_index(index).sort_index()
+    return table
+
+
+def _value(value: Any) -> Any:
+    number = scalar_value(value)
+    if number is not None:
+        return number
+    samples = sample_values(value)
+    return value if samples is None or isinstance(value, Mapping) else samples

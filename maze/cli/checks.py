@@ -18,7 +18,7 @@ from maze.core.utils.files import local_copy
 
 _WAY_OUT = "Train first: maze-run -cn conf_train; maze-run --runs lists the runs below outputs."
 _FILES = (
-    *(f"policy.{key}" for key in ("bundle", "path", "normalization")),
+    *(f"{of}policy.{key}" for of in ("", "warm_start.") for key in ("bundle", "path", "normalization")),
     "env.instances",
     "algorithm.rollout_evaluator.instances",
 )

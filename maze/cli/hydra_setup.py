@@ -103,8 +103,7 @@ def translated(error: BaseException) -> ConfigError | None:
 def suggestion(wrong: str, known: Iterable[str], introduction: str = "Known") -> str:
     """Return a sentence with the most similar name, and another with all known names."""
     names = sorted(set(known))
-    known_names = f" {introduction}: {', '.join(names)}." if names else ""
-    return did_you_mean(wrong, names) + known_names
+    return did_you_mean(wrong, names) + (f" {introduction}: {', '.join(names)}." if names else "")
 
 
 def config_groups(repository: Any, parent: str = "") -> Iterator[tuple[str, list[str]]]:

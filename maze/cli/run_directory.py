@@ -127,6 +127,7 @@ def _announce(config: DictConfig) -> None:
     if config.get("verbose") == 0:
         return
     chosen = config.hydra.runtime.choices
+    chosen = {**chosen, "env": environment_option(chosen.get("env"), config.get("env"))}
     groups = [f"{name}={chosen[name]}" for name in ("env", "algorithm", "policy", "runner") if chosen.get(name)]
     print(f"-> starting {' '.join(['-cn', str(config.hydra.job.config_name), *groups])}", flush=True)
 

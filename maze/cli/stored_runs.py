@@ -204,7 +204,7 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     if isinstance(cfg.get("data"), str) and not cfg.data.startswith(MINARI):
         cfg.data = str(project / cfg.data)
     if is_gate(cfg):
-        _complete_gate(cfg, project)
+        _complete_gate(cfg, project, overrides)
     policies = _plain(cfg, "policies")
     policies = [] if policies is None else policies
     if not isinstance(policies, (list, dict)):
@@ -226,10 +226,14 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
 
 def sections_named_by(overrides: Sequence[str]) -> set[str]:
     """Return the sections of the configuration that a command's arguments name."""
-    return {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
+    return {_path_of(override).partition(".")[0] for override in overrides}
 
 
-def _complete_gate(cfg: DictConfig, project: Path) -> None:
+def _path_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _complete_gate(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
     """Check that both policies are named, and replace a file of thresholds by its content."""
     for name in GATE:
         if cfg[name] is None:
@@ -241,8 +245,11 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
         if not isinstance(evidence, dict) or "data" not in evidence:
             raise UsageError(f"evidence: expected a log, or a mapping with `data`, found {evidence!r}.")
         played = {"thresholds": cfg.get("thresholds")} | {f"runner.{k}": cfg.runner.get(k) for k in _PLAYED_MEASURES}
-        if ignored := [key for key, value in played.items() if value]:
-            rule = "evidence: a log judges the return by `runner.margin` only"
+        named = [key for key in map(_path_of, overrides) if key.startswith("runner.") and key != "runner.margin"]
+        if ignored := sorted({*named, *(key for key, value in played.items() if value)}):
+            rule = (
+                "evidence: a log judges the return by `runner.margin` only, and estimates have settings in `evidence`"
+            )
             raise UsageError(f"{rule}; leave out {', '.join(ignored)}, or play episodes, without evidence.")
         data = str(evidence["data"])
         evidence["data"] = data if data.startswith(MINARI) else str(project / data)

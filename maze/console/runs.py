@@ -23,10 +23,7 @@ INTERVAL = 5.0
 TRAINING = "train"
 RETURN, LENGTH = "return", "episode length"
 _REWARD, KPI = "BaseEnvEvents/reward/", "BaseEnvEvents/kpi/"
-_NAMED_ROWS = {
-    RETURN: (f"{_REWARD}mean", f"{_REWARD}std"),
-    LENGTH: (f"{_REWARD}mean_step_count", None),
-}
+_NAMED_ROWS = {RETURN: (f"{_REWARD}mean", f"{_REWARD}std"), LENGTH: (f"{_REWARD}mean_step_count", None)}
 _MOST_KPIS, _MOST_OF_LEARNING, _MOST_OF_BOTH = 3, 3, 5
 # Endings of the names of events about learning, the most informative first.
 _LEARNING = ("loss", "accuracy", "deviation", "entropy", "epsilon", "approx_kl", "_norm", "ratio")

@@ -341,8 +341,7 @@ class Gate:
 
     def text(self) -> str:
         """Return the table for the console."""
-        rows = [self.HEADER, *self.rows()]
-        return "\n".join((*aligned(rows), "", *self.remarks(), self.verdict))
+        return "\n".join((*aligned([self.HEADER, *self.rows()]), "", *self.remarks(), self.verdict))
 
     def markdown(self, facts: Sequence[str] = ()) -> str:
         """Return the report for a pull request.
@@ -458,15 +457,18 @@ class GateRunner(ComparisonRunner):
             raise GateNotPassedError(self.gate.verdict)
 
     @override(ComparisonRunner)
-    def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
-        baseline, candidate = played
-        ours, theirs = (self._rewards[each.name] for each in (baseline, candidate))
+    def _check_rewards(self) -> None:
+        ours, theirs = self._rewards.values()
         if {RETURN, tail_name(RETURN)} & {*self._thresholds} and ours != theirs:
             raise ConfigError(
                 f"The returns cannot be compared: the reward wrappers of the baseline are {ours or 'none'}, those of "
                 f"the candidate {theirs or 'none'}. Set the wrappers of both (wrappers=<option>), or "
                 f"judge KPIs only: 'thresholds={{{RETURN}: {{goal: none}}}}' and runner.minimize or runner.maximize."
             )
+
+    @override(ComparisonRunner)
+    def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
+        baseline, candidate = played
         if self._levels:
             level, thresholds = self._levels[0], self._thresholds
             baseline, candidate = (with_tails(each, level, thresholds) for each in (baseline, candidate))

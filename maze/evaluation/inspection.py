@@ -193,8 +193,7 @@ def _seen(name: str, value: np.ndarray[Any, Any], importance: Any) -> dict[str, 
         weights = None if importance is None else importance.reshape(rows.shape)
         shown.update(kind="table", n_rows=n_used, n_columns=rows.shape[1], values=_table(rows[:n_used]))
         return shown if weights is None else {**shown, "importance": _table(weights[:n_used])}
-    flat = value.reshape(-1)
-    shown.update(kind="vector", values=_list(flat))
+    shown.update(kind="vector", values=_list(value.reshape(-1)))
     return shown if importance is None else {**shown, "importance": _list(importance.reshape(-1))}
 
 

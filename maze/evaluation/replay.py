@@ -74,9 +74,7 @@ def replayed_rewards(episode: StateTrajectoryRecord, reward_aggregator: RewardAg
 
 
 def replayed_measures(
-    episode: StateTrajectoryRecord,
-    rewards: Sequence[float],
-    kpi_calculator: KpiCalculator | None,
+    episode: StateTrajectoryRecord, rewards: Sequence[float], kpi_calculator: KpiCalculator | None
 ) -> dict[str, float]:
     """Compute return, length and KPIs of a recorded episode.
 
@@ -131,8 +129,9 @@ def reward_replay(
         recorded episodes.
     :raises ConfigError: There is no episode, or an episode has no events.
     """
-    if not episodes:
-        raise ConfigError("trajectory_data: expected at least one recorded episode, found none.")
+    given: Any = episodes
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"episodes: expected a list of at least one recorded episode, found {shown_value(given)}.")
     own_kpis = None if env is None else env.get_kpi_calculator()
     before: list[dict[str, float]] = []
     after: list[dict[str, float]] = []
@@ -337,7 +336,10 @@ class _Player:
             record: StateTrajectoryRecord = env.episode_record
             step = substep = 0
             is_done = False
-            while not is_done and (action := decide(len(places), observation, env.actor_id())) is not None:
+            while not is_done:
+                call = ""
+                if (action := decide(len(places), observation, env.actor_id())) is None:
+                    break
                 time, call = env.get_env_time(), "step"
                 observation, _, is_done, _ = env.step(action)
                 places.append((step, substep))
@@ -345,6 +347,8 @@ class _Player:
             env.publish_episode()
             env.publish_trajectory()  # adds the last state
         except USER_CODE_ERRORS as error:
+            if not call:  # the policy's own
+                raise
             fail(error, Place.of(env, f"environment in episode {self.episode.id}"), call)
         return _Played(record, measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats), places)
 

@@ -26,7 +26,7 @@ from maze.core.rollout.solve import EpisodeSeeds
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
-from maze.core.utils.config_utils import count_instances, number, whole_number
+from maze.core.utils.config_utils import count_instances, flag, number, whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
@@ -76,6 +76,7 @@ class EvaluationRunner(Runner):
 
     def __post_init__(self) -> None:
         self.max_episode_steps = whole_number("runner.max_episode_steps", self.max_episode_steps or 0, at_least=0)
+        self.deterministic = flag("runner.deterministic", self.deterministic)
 
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
@@ -159,13 +160,19 @@ class ComparisonRunner(EvaluationRunner):
         runs = {str(name): runs_of(entry) for name, entry in policies.items()}
         # A wrong argument ends the command before the first policy plays. Environments are opened one at a time, since
         # simulators may be large, or exist once.
-        for entry in [each for entries in runs.values() for each in entries][1:]:
-            self.built(entry)[0].close()
+        for name, entry in ((name, each) for name, entries in runs.items() for each in entries):
+            env, policy = self.built(entry)
+            env.close()
+            self._rewards[marked(name, policy)] = reward_wrappers(env)
+        self._check_rewards()
         with Progress(sum(map(len, runs.values())) * self.n_episodes, "Comparison") as progress:
             played = [self._played(name, entries, progress) for name, entries in runs.items()]
         self.comparison = self._compared(played)
         print(self._text(self.comparison), flush=True)
         write_files(self._files(self.comparison))
+
+    def _check_rewards(self) -> None:  # a comparison reports wrappers that differ
+        """Raise a `ConfigError` if returns are needed and cannot be compared."""
 
     def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
         """Compare the policies."""
@@ -223,7 +230,6 @@ class ComparisonRunner(EvaluationRunner):
         for run in runs:
             env, policy = self.built(run)
             shown = marked(name, policy)
-            self._rewards[shown] = reward_wrappers(env)
             episodes.append([])
             played_measures(env, policy, self._seeds, self.deterministic, episode_done, episodes[-1])
         return PlayedEpisodes.of(shown, episodes)

@@ -273,11 +273,7 @@ class SB3Predictor:
         self._packs_actions = packs_actions or len(self._heads) > 1
 
     def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
+        self, observation: Any, state: Any = None, episode_start: np.ndarray | None = None, deterministic: bool = False
     ) -> tuple[Any, Any]:
         """Compute actions.
 

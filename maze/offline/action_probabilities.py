@@ -16,7 +16,7 @@ from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
-from maze.core.env.space_values import masked_heads
+from maze.core.env.space_values import ActionBounds, masked_heads
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
@@ -223,12 +223,14 @@ def candidates(
 ) -> tuple[Arrays, Array]:
     """Return actions over which an expectation under a policy is taken: all joint actions, or sampled ones.
 
+    Sampled actions are clipped to the bounds of the space, as environments clip them.
+
     :return: Actions `[n_rows, n_candidates, *shape]` by head, and their weights `[n_rows, n_candidates]`, of sum 1.
     """
     heads = action_space.spaces
     if not are_enumerated(action_space):
-        drawn = [distribution.sample(rng) for _ in range(n_samples)]
-        actions = {head: np.stack([draw[head] for draw in drawn], 1) for head in drawn[0]}
+        drawn, bounds = [distribution.sample(rng) for _ in range(n_samples)], ActionBounds(action_space)
+        actions = {head: bounds.clip_rows(head, np.stack([draw[head] for draw in drawn], 1)) for head in drawn[0]}
         return actions, np.full((n_rows, n_samples), 1.0 / n_samples)
     sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete)]
     columns = [

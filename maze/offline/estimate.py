@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
+from maze.core.env.space_values import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.utils.config_utils import number, whole_number
-from maze.offline.action_probabilities import action_distribution
+from maze.offline.action_probabilities import ActionDistribution, action_distribution
 from maze.offline.fitted_q import Array, FittedQConfig, FittedValues, fit_q
 from maze.report.estimates import Estimate
 
@@ -238,7 +239,8 @@ class PolicyEstimate:
     :param effective_episodes: Number of equally weighted episodes that the weighted ones are worth; that of the logged
         episodes for estimators without weights.
     :param largest_weight: Largest share of one episode in the sum of the weights.
-    :param unsupported: Share of the policy's decisions whose actions the log cannot contain.
+    :param unsupported: Share of the policy's decisions whose actions the log cannot contain; without propensities,
+        those that it does not contain (:func:`unlogged_share`).
     :param refusal: Why there is no estimate, and what would help; empty: there is one.
     :param samples: Estimates in the bootstrap samples, which are the same for all policies and estimators.
     """
@@ -301,18 +303,43 @@ def log_probabilities(
 ) -> Array:
     """Return log-probabilities (densities) of the logged actions under a policy, `[n_decisions]`."""
     found = np.empty(len(data))
+    for key, chosen, distribution in _distributions(data, policy, action_spaces, greedy):
+        found[chosen] = distribution.log_prob(
+            {head: values[data.rows[chosen]] for head, values in data.tables[key].actions.items()}
+        )
+    return found
+
+
+def _distributions(
+    data: LoggedSteps, policy: Policy, action_spaces: Mapping[StepKeyType, spaces.Dict], greedy: bool
+) -> Iterator[tuple[StepKeyType, Array, ActionDistribution]]:
+    """Yield a policy's distributions in the decisions of each actor, after step key and positions of these."""
     for key, table in data.tables.items():
         positions = data.positions(key)
         for agent in np.unique(data.agent_ids[positions]):
             chosen = positions[data.agent_ids[positions] == agent]
-            rows = data.rows[chosen]
-            observations = {name: values[rows] for name, values in table.observations.items()}
-            actions = {head: values[rows] for head, values in table.actions.items()}
-            distribution = action_distribution(
-                policy, observations, ActorID(key, int(agent)), action_spaces[key], greedy
-            )
-            found[chosen] = distribution.log_prob(actions)
-    return found
+            observations = {name: values[data.rows[chosen]] for name, values in table.observations.items()}
+            actor = ActorID(key, int(agent))
+            yield key, chosen, action_distribution(policy, observations, actor, action_spaces[key], greedy)
+
+
+def unlogged_share(
+    data: LoggedSteps, policy: Policy, action_spaces: Mapping[StepKeyType, spaces.Dict], config: EstimationConfig
+) -> float:
+    """Return the share of a policy's decisions whose actions the log does not contain, without propensities.
+
+    These are choices that were never logged, and numbers beyond the range of the logged ones, whatever was observed.
+    """
+    rng, n_unlogged = np.random.default_rng(config.seed), 0
+    for key, chosen, distribution in _distributions(data, policy, action_spaces, config.greedy):
+        bounds, is_unlogged = ActionBounds(action_spaces[key]), np.zeros(len(chosen), np.bool_)
+        for head, drawn in distribution.sample(rng).items():
+            logged, values = data.tables[key].actions[head], bounds.clip_rows(head, drawn)
+            is_choice = logged.dtype.kind == "i" and logged.ndim == 1
+            missing = ~np.isin(values, logged) if is_choice else (values < logged.min(0)) | (values > logged.max(0))
+            is_unlogged |= missing.reshape(len(chosen), -1).any(1)
+        n_unlogged += int(is_unlogged.sum())
+    return n_unlogged / len(data)
 
 
 def estimate(
@@ -344,6 +371,8 @@ def estimate(
     entries = [PolicyEstimate(BEHAVIOUR, "mean", logged, bernstein, float(n), 1.0 / n, 0.0)]
     for name, policy in policies.items():
         weighting = Weighting.of(data, log_probabilities(data, policy, action_spaces, config.greedy))
+        if np.isnan(weighting.unsupported):
+            weighting = replace(weighting, unsupported=unlogged_share(data, policy, action_spaces, config))
         values = None
         if any(each in FITTED and not _refusal(each, data, weighting, config) for each in config.estimators):
             settings = (config.gamma, bootstrap, config.seed, config.fitted_q, config.greedy)

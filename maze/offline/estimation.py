@@ -22,16 +22,8 @@ from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned, csv_text
 from maze.evaluation import runners
 from maze.evaluation.comparison import intervals_figure
+from maze.offline import estimate
 from maze.offline.action_probabilities import cloned_propensities
-from maze.offline.estimate import (
-    BEHAVIOUR,
-    ESTIMATORS,
-    FITTED,
-    EstimationConfig,
-    PolicyEstimate,
-    estimate,
-    log_probabilities,
-)
 from maze.report.estimates import Estimate, t_interval
 from maze.report.page import Page, fact_list, page_section, table
 from maze.runner import Runner
@@ -82,7 +74,7 @@ class EstimationRunner(runners.EvaluationRunner):
     n_bootstrap: int = 200
     min_effective_episodes: float = 50.0
     max_unsupported: float = 0.1
-    estimates: list[PolicyEstimate] = field(default_factory=list, init=False)
+    estimates: list[estimate.PolicyEstimate] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,9 +93,9 @@ class EstimationRunner(runners.EvaluationRunner):
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
         use_one_thread()  # small matrices: more threads only compete
-        config = EstimationConfig(
+        config = estimate.EstimationConfig(
             gamma=self.gamma,
-            estimators=tuple(runners.names_of("runner.estimators", self.estimators) or ESTIMATORS),
+            estimators=tuple(runners.names_of("runner.estimators", self.estimators) or estimate.ESTIMATORS),
             n_bootstrap=self.n_bootstrap,
             min_effective_episodes=self.min_effective_episodes,
             max_unsupported=self.max_unsupported,
@@ -118,7 +110,7 @@ class EstimationRunner(runners.EvaluationRunner):
                 log.propensities = cloned_propensities(log, action_spaces, config.seed)
         elif self.behaviour is not None:
             data, policy, action_spaces = logs[self.behaviour]
-            propensities = np.exp(log_probabilities(data, policy, action_spaces))
+            propensities = np.exp(estimate.log_probabilities(data, policy, action_spaces))
             if impossible := int((propensities == 0).sum()):
                 refuted = f"{self.behaviour} would never have taken {impossible} of the {len(data)} logged actions"
                 raise ConfigError(
@@ -126,11 +118,11 @@ class EstimationRunner(runners.EvaluationRunner):
                 )
             for log, _, _ in logs.values():
                 log.propensities = propensities
-        found: list[PolicyEstimate] = []
+        found: list[estimate.PolicyEstimate] = []
         for name, (data, policy, action_spaces) in logs.items():
             if not name:
                 continue
-            behaviour, *others = estimate({name: policy}, data, action_spaces, config)
+            behaviour, *others = estimate.estimate({name: policy}, data, action_spaces, config)
             found += others if found else [behaviour, *others]
         data = next(iter(logs.values()))[0]
         self.estimates = found
@@ -210,7 +202,7 @@ class EvidenceGateRunner(EstimationRunner):
         return False, f"Not passed: no estimator can judge both policies. {reasons}"
 
 
-def _cells(entry: PolicyEstimate) -> tuple[str, ...]:
+def _cells(entry: estimate.PolicyEstimate) -> tuple[str, ...]:
     value = "refused" if entry.refusal else f"{entry.estimate.value:.4g}"
     interval = f"[{entry.estimate.low:.4g}, {entry.estimate.high:.4g}]" if entry.estimate.is_known else ""
     numbers = (
@@ -224,7 +216,7 @@ def _cells(entry: PolicyEstimate) -> tuple[str, ...]:
     return (entry.policy, entry.estimator, value, interval, *numbers)
 
 
-def _as_csv(entries: Sequence[PolicyEstimate]) -> str:
+def _as_csv(entries: Sequence[estimate.PolicyEstimate]) -> str:
     intervals = ("estimate", "low", "high", "bernstein_low", "bernstein_high")
     rows = [("policy", "estimator", *intervals, "effective_episodes", "largest_weight", "unsupported", "refusal")]
     for entry in entries:
@@ -282,26 +274,28 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     return facts
 
 
-def _label(entry: PolicyEstimate, data: LoggedSteps) -> str:
+def _label(entry: estimate.PolicyEstimate, data: LoggedSteps) -> str:
     """Return the name of an estimate; fitted values contain what follows truncations, weighted returns do not."""
-    if entry.policy == BEHAVIOUR:
+    if entry.policy == estimate.BEHAVIOUR:
         return "logged episodes"
-    is_beyond = entry.estimator in FITTED and data.truncated.any()
+    is_beyond = entry.estimator in estimate.FITTED and data.truncated.any()
     return f"{entry.estimator}, beyond truncations" if is_beyond else entry.estimator
 
 
-def estimation_page(entries: Sequence[PolicyEstimate], data: LoggedSteps, facts: list[tuple[str, str]]) -> Page:
+def estimation_page(
+    entries: Sequence[estimate.PolicyEstimate], data: LoggedSteps, facts: list[tuple[str, str]]
+) -> Page:
     """Build the HTML report: estimates of each policy beside the return of the log.
 
     :param entries: The estimates.
     :param data: The log.
     :param facts: Its description.
     """
-    policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != BEHAVIOUR]
+    policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != estimate.BEHAVIOUR]
     names = " / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"
     sections = [page_section("Log", facts=fact_list(facts))]
     for policy in policies:
-        own = {_label(entry, data): entry for entry in entries if entry.policy in (policy, BEHAVIOUR)}
+        own = {_label(entry, data): entry for entry in entries if entry.policy in (policy, estimate.BEHAVIOUR)}
         shown = [(label, entry.estimate) for label, entry in own.items() if not entry.refusal]
         figure = intervals_figure("Estimates, with 95 % intervals", shown, [np.empty(0)] * len(shown), None)
         rows = [(label, *_cells(entry)[2:], entry.refusal) for label, entry in own.items()]

@@ -240,13 +240,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
             terminated |= dict.fromkeys(self._left, True)
         elif done:
             observations = {name: value for name, value in observations.items() if name in self._acted}
-        return (
-            observations,
-            self._rewards(float(reward)),
-            terminated,
-            {"__all__": truncated},
-            {},
-        )
+        return (observations, self._rewards(float(reward)), terminated, {"__all__": truncated}, {})
 
     @override(MultiAgentEnv)
     def close(self) -> None:

@@ -323,11 +323,7 @@ def space_as_data(space: spaces.Space[Any]) -> dict[str, Any]:
 
     :param space: A `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary`.
     """
-    data: dict[str, Any] = {
-        "type": type(space).__name__,
-        "shape": list(space.shape or ()),
-        "dtype": str(space.dtype),
-    }
+    data: dict[str, Any] = {"type": type(space).__name__, "shape": list(space.shape or ()), "dtype": str(space.dtype)}
     if isinstance(space, spaces.Box):
         data |= {"low": _bound(space.low, np.min), "high": _bound(space.high, np.max)}
     elif isinstance(space, spaces.Discrete):

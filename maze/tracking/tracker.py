@@ -202,11 +202,7 @@ class MlflowTracker(Tracker):
     name = "mlflow"
 
     def __init__(
-        self,
-        tracking_uri: str | None = None,
-        experiment: str = "maze",
-        figures: bool = True,
-        checkpoints: bool = True,
+        self, tracking_uri: str | None = None, experiment: str = "maze", figures: bool = True, checkpoints: bool = True
     ) -> None:
         super().__init__(figures, checkpoints)
         tracking = optional_package("mlflow.tracking", "tracking", "tracking: mlflow is not installed")

@@ -50,6 +50,7 @@ def critic_composer() -> SharedStateCriticComposer:
 
 
 WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "directory that is a number": (lambda: {"run_dir": 3}, "run_dir: expected a directory, found 3"),
     "unknown environment": (lambda: {"env": "gym_evn"}, "env=gym_evn.*Did you mean `gym_env`"),
     "unknown algorithm": (lambda: {"algorithm": "pppo"}, "algorithm=pppo.*Did you mean `ppo`.*Options.*sac"),
     "unknown model": (lambda: {"model": "vektor_obs"}, "model=vektor_obs.*Did you mean `vector_obs`"),
@@ -204,6 +205,9 @@ class Half:
         (lambda rc: rc.evaluate(n_episodes=0), "n_episodes: expected a whole number of at least 1, found 0"),
         (lambda rc: rc.evaluate(n_episodes=2.5), "n_episodes: expected a whole number of at least 1, found 2.5"),
         (lambda rc: rc.evaluate(n_episode=2), "evaluate: n_episode: unknown argument. Did you mean `n_episodes`"),
+        (lambda rc: rc.evaluate(deterministic="no"), "deterministic: expected true or false, found 'no'"),
+        (lambda rc: rc.rollout(deterministic="no"), "runner.deterministic: expected true or false, found 'no'"),
+        (lambda rc: rc.evaluate(eval_env=cartpole()), r"eval_env: .*expected a vector environment, or LogStatsWrapper"),
         (lambda rc: rc.evaluate(policy=RandomPolicy), r"policy: found the class RandomPolicy, expected RandomPolicy\("),
         (lambda rc: rc.evaluate(policy="random"), "policy: found 'random'.*, expected an object such as Random"),
         (lambda rc: rc.evaluate(policy=Half()), "policy: found .*Half.*, expected an object such as RandomPolicy"),

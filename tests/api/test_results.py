@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.api.rollouts import Evaluation
 from maze.api.run_context import RunContext
+from maze.api.training_run import Evaluation
 from maze.api.utils import InvalidSpecificationError
 from maze.core.agent.policy import Policy
 from maze.core.env.base_env_events import BaseEnvEvents

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -509,6 +510,18 @@ def test_runs_that_fail_are_reported_after_the_others_have_been_trained() -> Non
         rc.train(n_epochs=1)
     assert [result.status for result in rc.results] == ["failed", "completed"]
     assert "NoSuchEnv" in rc.results[0].error
+
+
+def test_an_interrupted_multirun_resumes_and_starts_the_runs_that_had_not_begun() -> None:
+    rates = {"algorithm.lr": [0.001, 0.002]}
+    whole = context(overrides=rates, multirun=True)
+    whole.train(n_epochs=2)
+    context(overrides=rates, multirun=True, run_dir="cut").train(n_epochs=1)
+    shutil.rmtree("cut/1")
+    resumed = context(overrides={**rates, "resume": True}, multirun=True, run_dir="cut")
+    resumed.train(n_epochs=2)
+    for one, other in zip(whole.run_dir, resumed.run_dir, strict=True):
+        assert_same_weights(weights(one), weights(other))
 
 
 @pytest.mark.long

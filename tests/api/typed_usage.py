@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 from typing_extensions import assert_type
 
-from maze.api.rollouts import Evaluation
 from maze.api.run_context import RunContext
-from maze.api.training_run import RunResult
+from maze.api.training_run import Evaluation, RunResult
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.evaluation.comparison import Comparison
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from maze.cli.new_project import LOCAL, template_directory
+from maze.cli.commands import LOCAL, template_directory
 from maze.maze_cli import main
 
 ROOT = Path(__file__).resolve().parents[2]

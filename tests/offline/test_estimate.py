@@ -176,6 +176,31 @@ def test_without_probabilities_only_fitted_values_are_given() -> None:
     assert np.isnan(found["wis"].estimate.value)
 
 
+def test_choices_that_were_never_logged_refuse_fitted_values_without_probabilities() -> None:
+    data = log(known=False)
+    data.tables["place"].actions["side"][:] = 1  # RandomPolicy places on side 0 in half of the placements
+    config = EstimationConfig(gamma=1.0, fitted_q=FAST, estimators=("fqe",), n_bootstrap=20)
+    found = estimate({"random": RandomPolicy(ACTION_SPACES), "constant": Constant()}, data, ACTION_SPACES, config)
+    random, constant = found[1:]
+    assert random.unsupported == pytest.approx(0.25, abs=0.03)
+    assert "decisions are actions that the log does not contain" in random.refusal
+    assert (constant.unsupported, constant.refusal) == (0.0, "")
+
+
+def test_sampled_actions_of_fitted_values_are_clipped_as_environments_clip_them() -> None:
+    class Wide:
+        def sample(self, rng: np.random.Generator) -> dict[str, Any]:
+            return {"power": rng.normal(0.0, 9.0, (5, 1))}
+
+        def log_prob(self, actions: Any) -> Any:
+            raise NotImplementedError
+
+    space = spaces.Dict(power=spaces.Box(0.0, 1.0, (1,)))
+    actions, _ = candidates(Wide(), space, 5, 8, np.random.default_rng(0))
+    assert actions["power"].shape == (5, 8, 1)
+    assert (actions["power"].min(), actions["power"].max()) == (0.0, 1.0)
+
+
 def test_without_what_follows_any_decision_no_values_are_fitted() -> None:
     info = {"propensity": 0.5, "TimeLimit.truncated": True}
     records = [

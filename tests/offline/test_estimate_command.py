@@ -64,7 +64,8 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     assert "the name of one of the policies (old, random, cautious), found 'older'" in capfd.readouterr().err
     assert main([*command, policies, "behaviour=cautious"]) == 1
     assert "runner.behaviour: cautious would never have taken" in capfd.readouterr().err
-    for ignored in ("runner.risk=0.1", "runner.minimize=[waste]", "thresholds={return: {limit: 9}}"):
+    measures = "runner.risk=0.1", "runner.minimize=[waste]", "thresholds={return: {limit: 9}}"
+    for ignored in (*measures, "runner.deterministic=true", "runner.n_episodes=300"):
         assert main([*gate, f"candidate={OLD}", ignored]) == 2
         assert ignored.split("=")[0] in capfd.readouterr().err
     assert main([*gate[:-1], evidence.replace("baseline", "older"), f"candidate={OLD}"]) == 2

@@ -255,6 +255,18 @@ def test_returns_of_different_reward_wrappers_are_noted(
     assert (note in capsys.readouterr().out) is is_noted
 
 
+def test_a_gate_on_returns_of_different_reward_wrappers_is_refused_before_the_first_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RandomPolicy, "compute_action", None)
+    random = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    scaled = {"policy": random, "wrappers": {"RewardScalingWrapper": {"scale": 0.5}}}
+    command = GateRunner({"baseline": {"policy": random}, "candidate": scaled}, 200, max_episode_steps=2)
+    command.setup(OmegaConf.create({"env": {"_target_": GYM, "env": "CartPole-v1"}}))
+    with pytest.raises(ConfigError, match=r"reward wrappers of the baseline are none, those of the candidate .*Scal"):
+        command.run()
+
+
 def test_a_wrong_argument_of_a_later_policy_ends_the_command_before_the_first_one_plays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

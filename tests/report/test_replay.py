@@ -138,8 +138,10 @@ def test_unreplayable_episodes_give_one_sentence() -> None:
     episode = recorded(cartpole())
     with pytest.raises(ConfigError, match=r"Fails raised KeyError: 'price' in step 0 of the recorded episode"):
         replayed_rewards(episode, Fails(1.0))
-    with pytest.raises(ConfigError, match="at least one recorded episode"):
-        reward_replay([])
+    single: Any = episode
+    for wrong in ([], single):
+        with pytest.raises(ConfigError, match="a list of at least one recorded episode, found "):
+            reward_replay(wrong)
     episode.step_records[3].step_event_log = None
     with pytest.raises(ConfigError, match="steps without events"):
         reward_replay([episode])
@@ -191,6 +193,15 @@ def test_a_replay_with_the_same_policy_reproduces_the_episode() -> None:
     assert all(name.startswith("from step 5 on: ") for name in of_events)
     again = what_if(dispatching_env(horizon=30), compared.other, 5, policy=policy, agent_seed=2, deterministic=False)
     assert again.summary() == compared.summary()
+
+
+def test_an_exception_of_the_policy_is_not_reported_as_a_failure_of_the_environment() -> None:
+    class Divides(Always):
+        def compute_action(self, *arguments: Any, **named: Any) -> Any:
+            return 1 // 0
+
+    with pytest.raises(ZeroDivisionError):
+        what_if(cartpole(), recorded(cartpole()), 2, policy=Divides(0))
 
 
 def test_future_orders_are_independent_of_the_actions() -> None:

@@ -60,14 +60,7 @@ class Nevergrad(BaseSampler):
     """
 
     def __init__(
-        self,
-        seed: int,
-        space: SearchSpace,
-        maximize: bool,
-        optimizer: str,
-        noisy: bool,
-        budget: int,
-        num_workers: int,
+        self, seed: int, space: SearchSpace, maximize: bool, optimizer: str, noisy: bool, budget: int, num_workers: int
     ) -> None:
         self._distributions = dict(space.distributions)
         self._proposals: dict[int, Any] = {}

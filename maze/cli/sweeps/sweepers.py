@@ -26,24 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from maze.cli.hydra_setup import UsageError, apply_overrides, for_hydra, translated
 from maze.cli.launchers import CONSOLE_FILE, FinishedJob, Jobs, LocalLauncher, outcome
-from maze.cli.sweeps.results import (
-    COMPLETED,
-    FAILED,
-    PRUNED,
-    RESULTS_FILE,
-    STEPS,
-    SweepRun,
-    SweepTrial,
-    TrialResult,
-    UnknownObjectiveError,
-    has_study,
-    number_text,
-    ranked,
-    results_frame,
-    results_table,
-    violation_text,
-    write_optimum,
-)
+from maze.cli.sweeps import results
 from maze.core.annotations import override
 from maze.core.errors import MazeError, WorkerError
 from maze.core.utils.factory import plain_container
@@ -93,9 +76,10 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         _check_number("n_seeds", self.n_seeds)
         if seeds is not None and not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
             raise UsageError(f"hydra.sweeper.seeds: expected a list of whole numbers, found {seeds!r}.")
-        if self.objective_step not in STEPS:
+        if self.objective_step not in results.STEPS:
             raise UsageError(
-                f"hydra.sweeper.objective_step: expected one of {', '.join(STEPS)}, found {self.objective_step!r}."
+                f"hydra.sweeper.objective_step: expected one of {', '.join(results.STEPS)}, "
+                f"found {self.objective_step!r}."
             )
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -112,14 +96,14 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         :param seed: Seed of random numbers; the same when the sweep is resumed.
         """
 
-    def sweep(self, arguments: list[str]) -> list[TrialResult]:
+    def sweep(self, arguments: list[str]) -> list[results.TrialResult]:
         from maze.cli.sweeps.study import SweepStudy
 
         self.check_options()
         directory = Path(str(self.config.hydra.sweep.dir)).absolute()
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         with ExitStack() as stack:
-            study = stack.enter_context(SweepStudy(directory, self.maximize)) if has_study(directory) else None
+            study = stack.enter_context(SweepStudy(directory, self.maximize)) if results.has_study(directory) else None
             seed = study.settings.get("seed") if study else None
             plan = self.make_plan(list(arguments), parser, seed if isinstance(seed, int) else secrets.randbits(31))
             seeds = self._seeds()
@@ -132,15 +116,15 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             study.begin(plan, {**settings, "overrides": list(plan.space.fixed)})
             OmegaConf.save(self.config, directory / "multirun.yaml")
             overrides = {seed: self._seed_overrides(seed) for seed in seeds}
-            results = SweepInProgress(plan, study, self.launcher, overrides, directory).run()
-        failed = [result for result in results if result.status == FAILED]
-        if failed and (self.strict or len(failed) == len(results)):
-            which = "all" if len(failed) == len(results) else f"{len(failed)} of {len(results)}"
+            trials = SweepInProgress(plan, study, self.launcher, overrides, directory).run()
+        failed = [result for result in trials if result.status == results.FAILED]
+        if failed and (self.strict or len(failed) == len(trials)):
+            which = "all" if len(failed) == len(trials) else f"{len(failed)} of {len(trials)}"
             raise SweepFailedError(
                 f"{which} trials of the sweep failed; the first one: {failed[0].error} The output of the runs is in "
                 f"their directories ({CONSOLE_FILE} with hydra/launcher=local)."
             )
-        return results
+        return trials
 
     def _seeds(self) -> list[int | None]:
         if self.seeds is None and self.n_seeds == 1:
@@ -149,8 +133,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             raise UsageError("hydra.sweeper.n_seeds: this configuration has no section `seeding`.")
         if self.seeds is not None:
             return list(dict.fromkeys(self.seeds))
-        first = OmegaConf.select(self.config, SEED_KEYS[0])
-        return [(first or 0) + index for index in range(self.n_seeds)]
+        return [(OmegaConf.select(self.config, SEED_KEYS[0]) or 0) + index for index in range(self.n_seeds)]
 
     def _seed_overrides(self, seed: int | None) -> list[str]:
         """Return the overrides for the seed of a run; both seeds keep their difference, modulo the range of seeds."""
@@ -311,15 +294,15 @@ class SweepInProgress:
 
     def __post_init__(self) -> None:
         self.seeds = list(self.seed_overrides)
-        self.waiting: deque[tuple[SweepTrial, int | None]] = deque()
-        self.open_trials: dict[int, SweepTrial] = {}
+        self.waiting: deque[tuple[results.SweepTrial, int | None]] = deque()
+        self.open_trials: dict[int, results.SweepTrial] = {}
         self._table_written = -math.inf
         # Epochs reported to the search, by run.
         self._epochs: dict[int, int] = {}
         # State of runs when the pruner ended them.
-        self._pruned: dict[int, SweepRun] = {}
+        self._pruned: dict[int, results.SweepRun] = {}
 
-    def run(self) -> list[TrialResult]:
+    def run(self) -> list[results.TrialResult]:
         """Run the remaining trials.
 
         :return: The results of all trials in their order.
@@ -341,23 +324,23 @@ class SweepInProgress:
         finally:
             jobs.close()
             self._write_table()
-        results = self.results()
-        print(f"\n{results_table(results_frame(results, maximize))}\n")
-        best = next((result for result in ranked(results, maximize) if result.objective is not None), None)
+        trials = self.trial_results()
+        print(f"\n{results.results_table(results.results_frame(trials, maximize))}\n")
+        best = next((result for result in results.ranked(trials, maximize) if result.objective is not None), None)
         if best is not None:
-            shown = number_text(best.objective) + violation_text(best.violation)
+            shown = results.number_text(best.objective) + results.violation_text(best.violation)
             print(f"Best: trial {best.trial}, {shown}: {_shown(best.params)}")
-        print(f"All results: {self.directory / RESULTS_FILE}", flush=True)
-        return results
+        print(f"All results: {self.directory / results.RESULTS_FILE}", flush=True)
+        return trials
 
-    def results(self) -> list[TrialResult]:
+    def trial_results(self) -> list[results.TrialResult]:
         return [self._result(trial) for trial in self.study.trials.values()]
 
     @property
     def _n_trials(self) -> int:
         return max(self.plan.n_trials, len(self.study.trials))
 
-    def _result(self, trial: SweepTrial) -> TrialResult:
+    def _result(self, trial: results.SweepTrial) -> results.TrialResult:
         return trial.result(self.seeds, not self.plan.is_grid)
 
     def _open_jobs(self) -> tuple[Jobs | BatchedJobs, int]:
@@ -386,11 +369,11 @@ class SweepInProgress:
         n_done = len(trials) - len(self.open_trials)
         print(f"Resuming the sweep in {self.directory}: {n_done} trials are finished.")
 
-    def _open(self, trial: SweepTrial, seeds: Sequence[int | None]) -> None:
+    def _open(self, trial: results.SweepTrial, seeds: Sequence[int | None]) -> None:
         self.open_trials[trial.number] = trial
         self.waiting.extend((trial, seed) for seed in seeds)
 
-    def _next(self) -> tuple[SweepTrial, int | None] | None:
+    def _next(self) -> tuple[results.SweepTrial, int | None] | None:
         if not self.waiting:
             limit = self.plan.n_parallel
             trial = self.study.propose() if limit is None or len(self.open_trials) < limit else None
@@ -399,9 +382,9 @@ class SweepInProgress:
             self._open(trial, self.seeds)
         return self.waiting.popleft()
 
-    def _start(self, jobs: Jobs | BatchedJobs, trial: SweepTrial, seed: int | None) -> None:
+    def _start(self, jobs: Jobs | BatchedJobs, trial: results.SweepTrial, seed: int | None) -> None:
         number = max((run.number for run in self.study.runs), default=-1) + 1
-        trial.runs.append(SweepRun(number, seed, str(number)))
+        trial.runs.append(results.SweepRun(number, seed, str(number)))
         self.study.save(trial)
         overrides = [*self.plan.space.fixed, *trial.overrides, *self.seed_overrides[seed]]
         try:
@@ -412,7 +395,7 @@ class SweepInProgress:
     def _finish(self, job: FinishedJob) -> None:
         trial, run = next((t, run) for t in self.open_trials.values() for run in t.runs if run.number == job.number)
         ended = _ended(run, job.job_return, needs_objective=not self.plan.is_grid)
-        if job.number in self._pruned and ended.status == FAILED:
+        if job.number in self._pruned and ended.status == results.FAILED:
             ended = self._pruned[job.number]
         place = OmegaConf.select(job.job_return.hydra_cfg or OmegaConf.create(), "hydra.runtime.output_dir")
         ended.directory = str(job.number) if place is None else os.path.relpath(place, self.directory)
@@ -421,7 +404,9 @@ class SweepInProgress:
         self.study.save(trial)
         self._announce(trial, ended)
         value = outcome(job.job_return)
-        if isinstance(value, UnknownObjectiveError) and not any(r.status == COMPLETED for r in self.study.runs):
+        if isinstance(value, results.UnknownObjectiveError) and not any(
+            r.status == results.COMPLETED for r in self.study.runs
+        ):
             raise value  # a misspelt name: all other runs would fail as well
         if not trial.seeds_to_run(self.seeds, retry_failed=False):
             self.study.finish(trial, self._result(trial))
@@ -440,18 +425,20 @@ class SweepInProgress:
             if score is None or epoch <= self._epochs.get(run.number, 0):
                 continue
             self._epochs[run.number] = epoch
-            so_far = replace(run, status=PRUNED, error=f"after epoch {epoch}", objective=score)
+            so_far = replace(run, status=results.PRUNED, error=f"after epoch {epoch}", objective=score)
             so_far.violation, so_far.minimized = progress.get("violation"), bool(progress.get("minimized"))
             value = self._result(replace(trial, runs=[so_far])).reported(self.plan.maximize)
             if value is not None and self.study.should_stop(trial, epoch, value):
                 self._pruned[run.number] = so_far
                 jobs.stop(run.number)
 
-    def _announce(self, trial: SweepTrial, run: SweepRun) -> None:
+    def _announce(self, trial: results.SweepTrial, run: results.SweepRun) -> None:
         n_ended = sum(run.duration is not None for run in self.study.runs)
         seed = "" if run.seed is None else f", seed {run.seed}"
-        what = f"FAILED: {run.error}" if run.status == FAILED else number_text(run.objective)
-        what += violation_text(run.violation) + (f", pruned {run.error}" if run.status == PRUNED else "")
+        what = f"FAILED: {run.error}" if run.status == results.FAILED else results.number_text(run.objective)
+        what += results.violation_text(run.violation) + (
+            f", pruned {run.error}" if run.status == results.PRUNED else ""
+        )
         print(
             f"[{n_ended}/{self._n_trials * len(self.seeds)}] trial {trial.number}{seed}: {what} "
             f"({run.duration:.1f} s; {_shown(trial.params)})",
@@ -459,31 +446,33 @@ class SweepInProgress:
         )
 
     def _write_table(self) -> None:
-        results = self.results()
-        if results:
-            frame = results_frame(results, self.plan.maximize)
-            write_whole(self.directory / RESULTS_FILE, frame.to_csv(index=False))
+        trials = self.trial_results()
+        if trials:
+            frame = results.results_frame(trials, self.plan.maximize)
+            write_whole(self.directory / results.RESULTS_FILE, frame.to_csv(index=False))
             if not self.plan.is_grid:
-                write_optimum(self.directory, self.plan.name, results, self.plan.maximize)
+                results.write_optimum(self.directory, self.plan.name, trials, self.plan.maximize)
         self._table_written = time.monotonic()
 
 
-def _ended(run: SweepRun, job_return: JobReturn, needs_objective: bool) -> SweepRun:
+def _ended(run: results.SweepRun, job_return: JobReturn, needs_objective: bool) -> results.SweepRun:
     """Return the run with the status, objective and error of its job."""
     from maze.train.trainers.common.model_selection.best_model_selection import BestScore  # for sweeps alone
 
     value = outcome(job_return)
     if job_return.status is not JobStatus.COMPLETED:
         message = translated(value) or value if isinstance(value, BaseException) else value
-        return replace(run, status=FAILED, error=f"{type(message).__name__}: {message}")
+        return replace(run, status=results.FAILED, error=f"{type(message).__name__}: {message}")
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         score = value if isinstance(value, BestScore) else BestScore(value)
         minimized = not score.maximize
-        return replace(run, status=COMPLETED, objective=float(value), violation=score.violation, minimized=minimized)
+        return replace(
+            run, status=results.COMPLETED, objective=float(value), violation=score.violation, minimized=minimized
+        )
     if value is None and not needs_objective:
-        return replace(run, status=COMPLETED)
+        return replace(run, status=results.COMPLETED)
     what = "nothing was evaluated" if value is None else f"found {value!r}"
-    return replace(run, status=FAILED, error=f"The run has no objective: {what}.")
+    return replace(run, status=results.FAILED, error=f"The run has no objective: {what}.")
 
 
 def _shown(params: dict[str, str]) -> str:

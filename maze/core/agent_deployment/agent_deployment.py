@@ -35,7 +35,7 @@ from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.stored_config import StoredRun
-from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper, stats_value
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
@@ -324,7 +324,7 @@ class AgentDeployment:
         :param level: Of the last episode, or over the latest ones (epoch).
         :param name: Name of the statistic, such as `mean`.
         """
-        return stats_value(self._stats.aggregator(level), event, name)
+        return self._stats.aggregator(level).last_value(event, name)
 
     # -- internals ----------------------------------------------------------------------------------------------------
 

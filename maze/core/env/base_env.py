@@ -39,9 +39,9 @@ TRUNCATION_KEY = "TimeLimit.truncated"
 """Key of `info` that is True if an episode was truncated and did not terminate."""
 
 
-def is_truncated(done: bool, info: Mapping[Any, Any]) -> bool:
+def is_truncated(done: bool, info: Mapping[Any, Any] | None) -> bool:
     """Return whether a step with `done` and `info` truncated the episode.
 
     An episode that has ended without truncation has terminated: its last value is zero, without bootstrapping.
     """
-    return bool(done) and bool(info.get(TRUNCATION_KEY, False))
+    return bool(done and info and info.get(TRUNCATION_KEY, False))

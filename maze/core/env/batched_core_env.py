@@ -153,11 +153,7 @@ class RowGenerators:
 
     def state(self, row: int) -> dict[str, int]:
         """Return the position of the generator of a row."""
-        state = {
-            "seed": int(self._seeds[row]),
-            "block": int(self._blocks[row]),
-            "position": int(self._positions[row]),
-        }
+        state = {"seed": int(self._seeds[row]), "block": int(self._blocks[row]), "position": int(self._positions[row])}
         if self._is_scenario[row]:
             state |= {"key": int(self._keys[row]), "counter": int(self._counters[row])}
         return state

@@ -136,7 +136,7 @@ class LogStatsAggregator(LogStatsConsumer):
             plan = level_plan(key.event, self._level_name)
             for index, component in plan.routes.get(key.output_name, ()):
                 group = key.group if component is None or key.group is None else (key.group[component],)
-                slot = self._touch(key.event, plan, index, group)
+                slot = self._slot(key.event, plan, index, group)
                 slot.add_all(key.output_name, values, periods)
 
     @property
@@ -158,7 +158,7 @@ class LogStatsAggregator(LogStatsConsumer):
         event, attributes = event_record.interface_method, event_record.attributes
         plan = level_plan(event, self._level_name)
         for index, variant in enumerate(plan.variants):
-            slot = self._touch(event, plan, index, group_of(event, plan, variant, attributes))
+            slot = self._slot(event, plan, index, group_of(event, plan, variant, attributes))
             for name, values in slot.inputs.items():
                 values.append(stat_value(event, plan, attributes, name))
 
@@ -177,7 +177,7 @@ class LogStatsAggregator(LogStatsConsumer):
         slots = []
         for index, component in plan.routes.get(name, ()):
             kept = group if component is None or group is None else (group[component],)
-            slot = self._touch(event, plan, index, kept)
+            slot = self._slot(event, plan, index, kept)
             slot.add(name, value)
             slots.append(slot)
         return slots
@@ -221,6 +221,21 @@ class LogStatsAggregator(LogStatsConsumer):
             consumer.receive(stats)
         return stats
 
+    def last_value(self, event: Callable[..., Any], name: str | None = None) -> Any:
+        """Return one ungrouped value of the last :meth:`reduce`.
+
+        :param event: The event's interface method.
+        :param name: The statistic's output name.
+        :raises KeyError: There is no such statistic; the message lists the existing ones.
+        """
+        key = LogStatsKey(event, name, None)
+        if key not in self.last_stats:
+            known = sorted({f"{k.event.__qualname__}/{k.output_name}" for k in self.last_stats}) or ["(none yet)"]
+            raise KeyError(
+                f"No {self._level_name} statistic {event.__qualname__}/{name}. Calculated last: {', '.join(known)}."
+            )
+        return self.last_stats[key]
+
     def create_event_topic(self, interface_class: type[T]) -> T:
         """Return an object with the interface's methods that adds the fired events."""
         return event_topic_factory(interface_class, self.add_event)
@@ -253,17 +268,13 @@ class LogStatsAggregator(LogStatsConsumer):
                 plan = level_plan(event, self._level_name)
                 self._slot(event, plan, row["index"], row["group"]).load_state(row)
 
-    def _touch(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:
-        slot = self._slot(event, plan, index, group)
-        self._touched[slot] = None
-        return slot
-
     def _slot(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:
         slot = self._slots.get((event, index, group))
         if slot is None:
             variant = plan.variants[index]
             keys = tuple(LogStatsKey(event, stat.output_name, group) for stat in variant.stats)
             slot = self._slots[event, index, group] = StatsSlot(variant, keys)
+        self._touched[slot] = None
         return slot
 
 

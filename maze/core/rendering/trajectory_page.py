@@ -108,10 +108,7 @@ def _events(record: StateRecord) -> list[tuple[str, str]]:
     if record.step_event_log is None:
         return []
     return [
-        (
-            event.qualified_name,
-            ", ".join(f"{name}={text_of(value)}" for name, value in event.attributes.items()),
-        )
+        (event.qualified_name, ", ".join(f"{name}={text_of(value)}" for name, value in event.attributes.items()))
         for event in record.step_event_log.events
     ]
 

@@ -73,6 +73,8 @@ class RolloutColumns:
     ) -> None:
         self.n_ticks = n_ticks
         """Ticks of the rollout; while it is collected, its capacity."""
+        self.capacity = n_ticks
+        """Capacity in ticks."""
         self.n_steps = n_steps
         self.n_envs = n_envs
         self.substeps = {
@@ -93,6 +95,9 @@ class RolloutColumns:
         self.step_complete: np.ndarray
         self.constrained: np.ndarray
         """float32 `[n_ticks, n_envs, n_statistics]`: values of constrained statistics in steps and ended episodes."""
+        self.lateness = 0
+        """Most sub-steps between a decision and the first one of a later environment step with a reward for it, so far
+        in these environments."""
         self.last_actor_ids: list[ActorID] = []
         """Next actors after the last tick, by environment."""
         self.actor_sequence: list[ActorID] | None = None
@@ -135,15 +140,11 @@ class RolloutColumns:
         substeps = self.substeps.items()
         return {key: {name: array[-1] for name, array in part.observations.items()} for key, part in substeps}
 
-    @property
-    def capacity(self) -> int:
-        """Capacity in ticks."""
-        return len(self._all_by_tick["rewards"])
-
     def reserve(self, n_ticks: int) -> None:
         """Increase the capacity to `n_ticks` if it is smaller; filled rows stay."""
         if n_ticks <= self.capacity:
             return
+        self.capacity = n_ticks
         self._all_by_tick = {name: _lengthened(array, n_ticks) for name, array in self._all_by_tick.items()}
         for name in ("actor_rewards", "actor_done"):
             if (array := getattr(self, name)) is not None:
@@ -247,22 +248,15 @@ class RolloutColumns:
         for name in ("actor_rewards", "actor_done"):
             if (array := getattr(self, name)) is not None:
                 setattr(self, name, array[: self.n_ticks])
-        self.actor_sequence = self._find_actor_sequence(actors)
-        is_dense = self.actor_sequence is not None
+        length = int(self.step_complete.all(axis=1).argmax()) + 1  # of the first environment step
+        sequence: list[Any] = list(actors[:length])
+        completes = np.arange(1, self.n_ticks + 1)[:, np.newaxis] % length == 0
+        is_dense = None not in sequence and sequence * (self.n_ticks // length) == list(actors)
+        is_dense = is_dense and bool((self.step_complete == completes).all())
+        self.actor_sequence = sequence if is_dense else None
         for columns in self.substeps.values():
             columns.finish(is_dense)
         self.last_actor_ids = last_actor_ids
-
-    def _find_actor_sequence(self, actors: Sequence[ActorID | None]) -> list[ActorID] | None:
-        is_complete = self.step_complete.all(axis=1)
-        if not is_complete.any():
-            return None
-        length = int(is_complete.argmax()) + 1
-        sequence: list[Any] = list(actors[:length])
-        if None in sequence or sequence * (self.n_ticks // length) != list(actors):
-            return None
-        expected = np.arange(1, self.n_ticks + 1) % length == 0
-        return sequence if (self.step_complete == expected[:, np.newaxis]).all() else None
 
     def is_dense(self) -> bool:
         """Return whether in all environments the same actors act in the same fixed order."""
@@ -332,12 +326,20 @@ def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
     return sum(counts) if all(count > 0 for count in counts) else 1
 
 
-def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
-    """Return where per-actor rewards are known: in completed environment steps, not in one that is incomplete.
+def has_known_reward(step_complete: np.ndarray, ended: np.ndarray | None = None, lateness: int = 0) -> np.ndarray:
+    """Return where per-actor rewards are known: in completed environment steps, not in one that is incomplete, and not
+    where an episode continues after the rollout and later steps may still add rewards.
 
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
+    :param ended: `[n_ticks, n_envs]`, the tick ended an episode; needed if rewards are late.
+    :param lateness: Most sub-steps between a decision and the first one of a later step with a reward for it.
     """
-    return np.asarray(np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1])
+    is_known = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
+    if lateness and ended is not None:
+        is_settled = np.logical_or.accumulate(ended[::-1], axis=0)[::-1].copy()
+        is_settled[:-lateness] |= is_known[lateness:]
+        is_known = is_known & is_settled
+    return np.asarray(is_known)
 
 
 def _non_finite_places(array: np.ndarray | None) -> list[list[int]]:

@@ -83,6 +83,8 @@ class RolloutGenerator:
         self._hidden_states: HiddenStates | None = None
         # Hidden states at the begin of the next rollout, if it resumes an earlier run.
         self._saved_hidden_states: Mapping[str, Any] | None = None
+        # See `RolloutColumns.lateness`.
+        self._lateness = 0
 
     def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
         """Return the epoch statistics of the environment."""
@@ -111,7 +113,7 @@ class RolloutGenerator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a vector environment; the next rollout continues there."""
-        state: dict[str, Any] = {**self.env.state_dict(), "renewed": list(self._renewed)}
+        state: dict[str, Any] = {**self.env.state_dict(), "renewed": list(self._renewed), "lateness": self._lateness}
         if self._hidden_states is not None and self._last_observation is not None:
             state["memory"] = {"begins": self._has_begun(), **self._hidden_states.state_dict()}
         elif self._saved_hidden_states is not None:
@@ -126,6 +128,7 @@ class RolloutGenerator:
         problems: dict[int, str] = self.env.load_state_dict(state_dict)
         self.reset()
         self._renewed = sorted({*state_dict.get("renewed", ()), *problems})
+        self._lateness = state_dict.get("lateness", 0)
         saved = state_dict.get("memory")
         if saved is not None and len(saved["begins"]) == self.env.n_envs:
             saved["begins"][list(problems)] = True
@@ -177,25 +180,23 @@ class RolloutGenerator:
                 )
             self.env.roll_out(policy, columns, begins=self._last_observation is None)
             self._last_observation = columns.last_observations
-            return self._with_renewed(columns)
-        columns.clear()
-        rows = columns.next_rows()
-        if self._last_observation is None:
-            self.env.reset(out=rows)
         else:
-            for step_key, arrays in self._last_observation.items():
-                for key, array in arrays.items():
-                    rows[step_key][key][...] = array
-        hidden_states = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
-        act = acting_function(policy, self.env, hidden_states=hidden_states)
-        actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
-        columns.finish(self.env.actor_ids(), actors)
-        # A copy: what is done to the columns must not change where the next rollout starts.
-        self._last_observation = copy.deepcopy(columns.next_rows())
-        return self._with_renewed(columns)
-
-    def _with_renewed(self, columns: RolloutColumns) -> RolloutColumns:
-        """Note in a rollout which environments do not continue the previous one."""
+            columns.clear()
+            rows = columns.next_rows()
+            if self._last_observation is None:
+                self.env.reset(out=rows)
+            else:
+                for step_key, arrays in self._last_observation.items():
+                    for key, array in arrays.items():
+                        rows[step_key][key][...] = array
+            hidden_states = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
+            act = acting_function(policy, self.env, hidden_states=hidden_states)
+            actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
+            columns.lateness = self._lateness
+            columns.finish(self.env.actor_ids(), actors)
+            # A copy: what is done to the columns must not change where the next rollout starts.
+            self._last_observation = copy.deepcopy(columns.next_rows())
+        # Which environments do not continue the previous rollout.
         columns.renewed = sorted({*columns.renewed, *self._renewed}.intersection(range(columns.n_envs)))
         self._renewed = []
         return columns
@@ -280,7 +281,7 @@ class RolloutGenerator:
             if env.final_observations:
                 self._note_final_observations(tick, columns)
             if env.actor_rewards is not None:
-                _spread_actor_rewards(env.actor_rewards, tick, columns)
+                self._lateness = max(self._lateness, _spread_actor_rewards(env.actor_rewards, tick, columns))
             if asks_who_left and columns.actor_done is not None:
                 columns.actor_done[tick] = env.is_actor_done()
                 if n_completed and columns.actor_rewards is None:
@@ -302,21 +303,30 @@ class RolloutGenerator:
 def _note_actors_done(infos: Sequence[Mapping[Any, Any]], tick: int, columns: RolloutColumns) -> None:
     """Mark the last ticks of actors that left permanently while others acted, if they are in the rollout."""
     for env_index, info in enumerate(infos):
-        for n_ago in info.get(ACTORS_DONE_KEY, ()):
+        for n_ago in (info or {}).get(ACTORS_DONE_KEY, ()):
             if columns.actor_done is None:
                 columns.actor_done = np.zeros_like(columns.terminated)
             if n_ago <= tick:
                 columns.actor_done[tick - n_ago, env_index] = True
 
 
-def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: RolloutColumns) -> None:
-    """Add per-actor rewards to the last ticks of the actors, if they are in the rollout."""
+def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: RolloutColumns) -> int:
+    """Add per-actor rewards to the last ticks of the actors, if they are in the rollout.
+
+    :return: Most sub-steps between one of these ticks and the environment step that was completed.
+    """
     if columns.actor_rewards is None:
         columns.actor_rewards = np.zeros_like(columns.rewards)
+    lateness = 0
     for env_index, of_actors in enumerate(rewards):
         if of_actors is not None:
-            n_ticks = min(len(of_actors), tick + 1)
-            columns.actor_rewards[tick + 1 - n_ticks : tick + 1, env_index] += of_actors[len(of_actors) - n_ticks :]
+            earned = np.trim_zeros(of_actors, "f")
+            n_ticks = min(len(earned), tick + 1)
+            columns.actor_rewards[tick + 1 - n_ticks : tick + 1, env_index] += earned[len(earned) - n_ticks :]
+            of_earlier_steps = np.flatnonzero(columns.step_complete[tick + 1 - n_ticks : tick, env_index])
+            if len(of_earlier_steps):
+                lateness = max(lateness, int(of_earlier_steps[-1]) + 1 + len(earned) - n_ticks)
+    return lateness
 
 
 # -- records ----------------------------------------------------------------------------------------------------------

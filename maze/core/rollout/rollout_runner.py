@@ -22,7 +22,7 @@ from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractEr
 from maze.core.rendering.renderer import draw_current_state
 from maze.core.rollout.recording import open_window
 from maze.core.rollout.solve import BestPlays, EpisodeSeeds, Search, acts_in_batches
-from maze.core.utils.config_utils import EnvFactory, count_instances, whole_number, with_files_of
+from maze.core.utils.config_utils import EnvFactory, count_instances, flag, whole_number, with_files_of
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, plain_container
 from maze.core.utils.import_guard import ForeignModuleError, imports_guarded
 from maze.core.utils.seeding import MazeSeeding
@@ -82,11 +82,11 @@ class RolloutRunner(Runner, ABC):
         self.env_timeout = checked_time_limit("runner.env_timeout", env_timeout)
         self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
         self.max_episode_steps = whole_number("runner.max_episode_steps", max_episode_steps or 0, at_least=0)
-        self.record_trajectory = record_trajectory
-        self.record_event_logs = record_event_logs
-        self.deterministic = deterministic
-        self.record_actions = record_actions
-        self.record_parquet = record_parquet
+        self.record_trajectory = flag("runner.record_trajectory", record_trajectory)
+        self.record_event_logs = flag("runner.record_event_logs", record_event_logs)
+        self.deterministic = flag("runner.deterministic", deterministic)
+        self.record_actions = flag("runner.record_actions", record_actions)
+        self.record_parquet = flag("runner.record_parquet", record_parquet)
         self.search = Search(best_of, clairvoyant, starts)
         if self.search.best_of > 1 and deterministic:
             raise ConfigError(

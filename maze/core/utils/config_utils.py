@@ -18,16 +18,7 @@ import numpy as np
 
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import ConfigError, ConfigValueError, did_you_mean
-from maze.core.utils.factory import (
-    TARGET_KEY,
-    CollectionOfConfigType,
-    ConfigType,
-    Factory,
-    is_file_name,
-    locate,
-    path_of,
-    plain_container,
-)
+from maze.core.utils import factory
 from maze.core.utils.import_guard import current_guard, imports_guarded
 
 if TYPE_CHECKING:
@@ -53,7 +44,7 @@ def read_config(path: Path | str) -> dict[Any, Any]:
     from omegaconf import OmegaConf
 
     try:
-        config: Any = plain_container(OmegaConf.load(path), str(path))
+        config: Any = factory.plain_container(OmegaConf.load(path), str(path))
     except FileNotFoundError as error:
         raise ConfigError(f"There is no configuration file `{path}`.") from error
     except Exception as error:
@@ -63,6 +54,16 @@ def read_config(path: Path | str) -> dict[Any, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"`{path}` must contain a mapping, but contains a {type(config).__name__}.")
     return config
+
+
+def flag(key: str, value: Any) -> bool:
+    """Check a truth value of a configuration, where `no` and `off` are texts.
+
+    :raises ConfigError: It is neither true nor false.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigValueError(f"{key}: expected true or false, found {value!r}.")
+    return bool(value)
 
 
 def whole_number(key: str, value: Any, at_least: int) -> int:
@@ -188,7 +189,7 @@ class CheckedConfig:
         if not isinstance(config, Mapping):
             found = type(config).__name__
             raise ConfigError(f"{cls.section}: expected a {cls.__name__} or a mapping of its fields, found {found}.")
-        values = {str(key): value for key, value in config.items() if key != TARGET_KEY}
+        values = {str(key): value for key, value in config.items() if key != factory.TARGET_KEY}
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -253,9 +254,9 @@ def with_files_of(directory: str | Path, config: Any, key: str) -> Any:
             return place / node
         if not isinstance(node, str) or not node.strip(".") or "\0" in node or "://" in node or len(node) > 255:
             return node
-        return str(place / node) if is_file_name(node) or (place / node).exists() else node
+        return str(place / node) if factory.is_file_name(node) or (place / node).exists() else node
 
-    return completed(plain_container(config, key))
+    return completed(factory.plain_container(config, key))
 
 
 class EnvFactory:
@@ -271,12 +272,12 @@ class EnvFactory:
 
     def __init__(
         self,
-        env: ConfigType | Callable[[], Any],
-        wrappers: CollectionOfConfigType | None = None,
+        env: factory.ConfigType | Callable[[], Any],
+        wrappers: factory.CollectionOfConfigType | None = None,
         timeout: float | None = None,
     ) -> None:
-        self.env = plain_container(env, "env")
-        self.wrappers = plain_container(wrappers, "wrappers")
+        self.env = factory.plain_container(env, "env")
+        self.wrappers = factory.plain_container(wrappers, "wrappers")
         self.timeout = timeout
         self._guard = current_guard()
 
@@ -297,7 +298,7 @@ class EnvFactory:
         if is_vector_env(env):
             return _adopted(env, None)
         if isinstance(env, Mapping) or (callable(env) and not is_environment(env)):
-            target = self.env.get(TARGET_KEY) if isinstance(self.env, Mapping) else self.env
+            target = self.env.get(factory.TARGET_KEY) if isinstance(self.env, Mapping) else self.env
             is_required = "num_envs" in _required_arguments(target)
             env = self._called(**({"num_envs": 1} if is_required else {}))
             adaptations = self._adaptations()
@@ -307,9 +308,9 @@ class EnvFactory:
             env = _copy_of(env)
         elif isinstance(env, str):
             target = f"{_PETTINGZOO}.make_pettingzoo_env" if is_pettingzoo_name(env) else _GYM_ENV
-            env = Factory(object).instantiate({TARGET_KEY: target, "name": env}, config_path="env")
+            env = factory.Factory(object).instantiate({factory.TARGET_KEY: target, "name": env}, config_path="env")
         if _is_pettingzoo_env(env):
-            env = Factory(object).instantiate({TARGET_KEY: f"{_PETTINGZOO}.PettingZooEnv"}, env=env)
+            env = factory.Factory(object).instantiate({factory.TARGET_KEY: f"{_PETTINGZOO}.PettingZooEnv"}, env=env)
         elif not isinstance(env, StructuredEnv) and is_environment(env):
             from maze.core.wrappers.maze_gym_env_wrapper import adapted_gym_maze_env
 
@@ -317,12 +318,13 @@ class EnvFactory:
         if adaptations:
             named, made = ", ".join(f"`{key}`" for key in adaptations), shown_value(env)
             raise ConfigError(
-                f"env: settings of single gymnasium environments ({named}), but {self.env.get(TARGET_KEY)} made {made}."
+                f"env: settings of single gymnasium environments ({named}), but "
+                f"{self.env.get(factory.TARGET_KEY)} made {made}."
             )
         if not isinstance(env, StructuredEnv):
             raise ConfigError(
-                f"env: expected a mapping with `{TARGET_KEY}`, the id of a gymnasium environment, or a class or "
-                f"function that makes a Maze or gymnasium environment; {self.env!r} gave {shown_value(env)}."
+                f"env: expected a mapping with `{factory.TARGET_KEY}`, the id of a gymnasium environment, or a class "
+                f"or function that makes a Maze or gymnasium environment; {self.env!r} gave {shown_value(env)}."
             )
         return env
 
@@ -335,7 +337,7 @@ class EnvFactory:
             return self.env(**arguments)
         config = {**_without_foreign_defaults(self.env), **arguments}
         left_out = {"_partial_", *self._adaptations()}  # runs store a `functools.partial` that makes environments
-        return Factory(object).instantiate(
+        return factory.Factory(object).instantiate(
             {key: value for key, value in config.items() if key not in left_out}, config_path="env"
         )
 
@@ -346,7 +348,7 @@ class EnvFactory:
         from maze.core.wrappers.maze_gym_env_wrapper import ADAPTATIONS
 
         config = _without_foreign_defaults(self.env)
-        target = config.get(TARGET_KEY)
+        target = config.get(factory.TARGET_KEY)
         return {key: config[key] for key in ADAPTATIONS if key in config and not _takes(target, key)}
 
 
@@ -365,7 +367,7 @@ def _adopted(env: Any, make: Callable[..., Any] | None) -> MazeEnv[Any]:
 
 def _parameters(target: Any) -> Mapping[str, inspect.Parameter] | None:
     try:
-        return inspect.signature(locate(target, "env") if isinstance(target, str) else target).parameters
+        return inspect.signature(factory.locate(target, "env") if isinstance(target, str) else target).parameters
     except (TypeError, ValueError):
         return None
 
@@ -382,10 +384,10 @@ def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
     If only `env._target_` is overridden, the configuration still holds the other defaults of `env`. Required arguments
     of the target, such as the `name` of a gymnasium environment, are kept.
     """
-    if env.get(TARGET_KEY) == _GYM_ENV:
+    if env.get(factory.TARGET_KEY) == _GYM_ENV:
         return dict(env)
     defaults = gym_env_defaults()
-    needed = {TARGET_KEY, *_required_arguments(env.get(TARGET_KEY))}
+    needed = {factory.TARGET_KEY, *_required_arguments(env.get(factory.TARGET_KEY))}
     return {key: value for key, value in env.items() if key in needed or key not in defaults or value != defaults[key]}
 
 
@@ -570,13 +572,13 @@ def describe(value: Any) -> Any:
 
 def _described(value: Any, depth: int, parents: tuple[int, ...]) -> Any:
     if isinstance(value, type):
-        return path_of(value)
+        return factory.path_of(value)
     if value is None or isinstance(value, _SIMPLE):
         plain: Any = value
         plain = plain.item() if hasattr(plain, "item") else plain  # numbers of NumPy are subclasses of Python's
         return plain if plain is None or isinstance(plain, int | float | str) else str(plain)
     if depth == 0 or id(value) in parents:
-        return f"<{path_of(type(value))}>"
+        return f"<{factory.path_of(type(value))}>"
     inner = (*parents, id(value))
     below = depth if depth == _MAX_DEPTH else depth - 1  # not inside of an object
     if isinstance(value, Mapping):
@@ -592,13 +594,13 @@ def _target_and_arguments(value: Any) -> dict[str, Any]:
         arguments = {"_args_": list(value.args)} if value.args else {}
         return {**_target_and_arguments(value.func), "_partial_": True, **arguments, **value.keywords}
     if inspect.isroutine(value) or isinstance(value, type):  # the class: that of a `functools.partial`
-        return {TARGET_KEY: path_of(value)}
+        return {factory.TARGET_KEY: factory.path_of(value)}
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        return {TARGET_KEY: path_of(type(value)), **fields}
+        return {factory.TARGET_KEY: factory.path_of(type(value)), **fields}
     if any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__):
-        return {TARGET_KEY: path_of(type(value)), LAYERS_KEY: str(value).splitlines()}
-    return {TARGET_KEY: path_of(type(value)), **_kept_arguments(value)}
+        return {factory.TARGET_KEY: factory.path_of(type(value)), LAYERS_KEY: str(value).splitlines()}
+    return {factory.TARGET_KEY: factory.path_of(type(value)), **_kept_arguments(value)}
 
 
 def _kept_arguments(value: Any) -> dict[str, Any]:
@@ -629,4 +631,4 @@ def _is_space(value: Any) -> bool:
 def _key(key: Any) -> Any:
     if isinstance(key, str | int | float | bool):
         return key
-    return path_of(key) if isinstance(key, type) else str(key)
+    return factory.path_of(key) if isinstance(key, type) else str(key)

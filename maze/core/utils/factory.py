@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -379,8 +380,9 @@ def takes_configuration(function: Callable[..., Any], name: str) -> bool:
     :param function: The function or class.
     :param name: The parameter.
     """
-    called: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-    annotations = getattr(called, "__annotations__", {})
+    # a constructor may pass arguments on to that of its base class
+    called = [vars(base).get("__init__") for base in function.__mro__] if isinstance(function, type) else [function]
+    annotations = ChainMap(*(getattr(each, "__annotations__", {}) for each in called))
     annotation = annotations.get(name, annotations.get("kwargs"))
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return _CONFIGURATION.search(text.partition("Callable[")[0]) is not None

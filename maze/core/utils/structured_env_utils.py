@@ -21,9 +21,7 @@ def flat_structured_space(structured_space_dict: Mapping[StepKeyType, spaces.Dic
     return spaces.Dict(_merged({key: space.spaces for key, space in structured_space_dict.items()}, "space"))
 
 
-def flat_structured_shapes(
-    shapes: Mapping[StepKeyType, Mapping[str, Sequence[int]]],
-) -> dict[str, Sequence[int]]:
+def flat_structured_shapes(shapes: Mapping[StepKeyType, Mapping[str, Sequence[int]]]) -> dict[str, Sequence[int]]:
     """Return all sub-steps' shapes in one dictionary.
 
     :param shapes: Shapes of each sub-step by name. Entries of the same name must be equal.

@@ -394,7 +394,7 @@ def step_values(env: Any, result: Any) -> tuple[Any, Any, bool, bool, dict[str, 
             f"or the four of the older API; found {n_values}: {result!r:.200}."
         )
     observation, reward, done, info = result
-    truncated = bool(done and info.get(TRUNCATION_KEY, False))
+    truncated = bool(done and info and info.get(TRUNCATION_KEY, False))
     return observation, reward, bool(done) and not truncated, truncated, info
 
 

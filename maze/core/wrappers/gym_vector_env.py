@@ -23,17 +23,7 @@ from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_values import as_pieces, dict_specs, put_rows
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.safe_pickle import safe_load
-from maze.core.wrappers.gym_adapters import (
-    ACTION_MASK,
-    MASK_NAMES,
-    InfoActionMask,
-    ResetOptions,
-    action_leaves,
-    observation_leaves,
-    packed,
-    reported_mask,
-    unpacked,
-)
+from maze.core.wrappers import gym_adapters
 
 # Types of attributes that are equal in all vector environments of a kind.
 _CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
@@ -74,11 +64,13 @@ class GymBatch(BatchedCoreEnv):
             raise ConfigError(
                 f"env: {env}: expected metadata['autoreset_mode'] to be one of {list(AutoresetMode)}, found {mode!r}."
             ) from error
-        self._action_kind, self._action_leaves = action_leaves(env.single_action_space)
-        self._kind, self._leaves = observation_leaves(env.single_observation_space, type(env.unwrapped).__name__)
+        self._action_kind, self._action_leaves = gym_adapters.action_leaves(env.single_action_space)
+        self._kind, self._leaves = gym_adapters.observation_leaves(
+            env.single_observation_space, type(env.unwrapped).__name__
+        )
         seen = {key: leaf.space for key, leaf in self._leaves.items()}
         if action_mask is not None:
-            seen[ACTION_MASK] = spaces.Box(0, 1, (int(env.single_action_space.n),), np.int8)
+            seen[gym_adapters.ACTION_MASK] = spaces.Box(0, 1, (int(env.single_action_space.n),), np.int8)
         actions = spaces.Dict({key: leaf.space for key, leaf in self._action_leaves.items()})
         super().__init__(env.num_envs, {0: actions}, {0: spaces.Dict(seen)})
         self._mask = action_mask
@@ -124,7 +116,7 @@ class GymBatch(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         given = {key: leaf.batch_to_gym(actions[key]) for key, leaf in self._action_leaves.items()}
-        seen, rewards, terminated, truncated, info = self.env.step(packed(self._action_kind, given))
+        seen, rewards, terminated, truncated, info = self.env.step(gym_adapters.packed(self._action_kind, given))
         if not type(rewards) is type(terminated) is type(truncated) is np.ndarray:
             rewards, terminated, truncated = np.asarray(rewards), np.asarray(terminated), np.asarray(truncated)
         if not rewards.shape == terminated.shape == truncated.shape == self._begun.shape:
@@ -246,14 +238,14 @@ class GymBatch(BatchedCoreEnv):
         if self._only is not None:
             key, cast = self._only
             return {key: cast(seen)}
-        arrays = unpacked(self._kind, self._leaves, seen)
+        arrays = gym_adapters.unpacked(self._kind, self._leaves, seen)
         if self._mask is not None:
-            arrays[ACTION_MASK] = self._read_mask(info, is_maskless)
+            arrays[gym_adapters.ACTION_MASK] = self._read_mask(info, is_maskless)
         return arrays
 
     def _read_mask(self, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> np.ndarray:
         assert self._mask is not None
-        reported: Any = reported_mask(self.env, info, self._mask)
+        reported: Any = gym_adapters.reported_mask(self.env, info, self._mask)
         is_reported = np.asarray(info.get(f"_{self._mask}", [reported is not None] * self.n_envs))
         needed = np.ones(self.n_envs, np.bool_) if is_maskless is None else ~is_maskless
         if (needed & ~is_reported).any():
@@ -261,7 +253,7 @@ class GymBatch(BatchedCoreEnv):
                 f"{self.env}: the mask of valid actions `{self._mask}` is missing for the members "
                 f"{np.flatnonzero(needed & ~is_reported).tolist()}; `info`: {sorted(info)}. Set env.action_mask=false."
             )
-        mask = np.ones((self.n_envs, *self._specs[ACTION_MASK][0]), np.int8)
+        mask = np.ones((self.n_envs, *self._specs[gym_adapters.ACTION_MASK][0]), np.int8)
         if reported is not None:
             mask[is_reported] = np.asarray(reported)[is_reported]
         return mask
@@ -275,12 +267,14 @@ class GymBatch(BatchedCoreEnv):
             )
         self._after = {key: array[rows] for key, array in self._shown.items()}
         if isinstance(final, np.ndarray) and final.dtype == object:
-            each = [unpacked(self._kind, self._leaves, final[row]) for row in rows]
+            each = [gym_adapters.unpacked(self._kind, self._leaves, final[row]) for row in rows]
             arrays = {key: np.stack([one[key] for one in each]) for key in self._leaves}
         else:
-            arrays = {key: array[rows] for key, array in unpacked(self._kind, self._leaves, final).items()}
+            arrays = {key: array[rows] for key, array in gym_adapters.unpacked(self._kind, self._leaves, final).items()}
         if self._mask is not None:
-            arrays[ACTION_MASK] = self._read_mask(info.get("final_info", {}), np.ones(self.n_envs, np.bool_))[rows]
+            arrays[gym_adapters.ACTION_MASK] = self._read_mask(
+                info.get("final_info", {}), np.ones(self.n_envs, np.bool_)
+            )[rows]
         self._show_rows(rows, arrays)
 
     def _show_rows(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
@@ -314,13 +308,16 @@ def _batch_of(make: Callable[..., Any], n_envs: int) -> GymBatch:
 
 def _mask_name(env: Any) -> str | None:
     """Return the name of the mask of valid actions in `info` or of its method; `None`: there is no such mask."""
-    if not isinstance(env.single_action_space, spaces.Discrete) or ACTION_MASK in getattr(
+    if not isinstance(env.single_action_space, spaces.Discrete) or gym_adapters.ACTION_MASK in getattr(
         env.single_observation_space, "spaces", ()
     ):
         return None
     info = env.reset(seed=0)[1]
     shape = (env.num_envs, int(env.single_action_space.n))
-    return next((name for name in MASK_NAMES if np.shape(reported_mask(env, info, name)) == shape), None)
+    return next(
+        (name for name in gym_adapters.MASK_NAMES if np.shape(gym_adapters.reported_mask(env, info, name)) == shape),
+        None,
+    )
 
 
 def maker_of(env: Any) -> Callable[..., Any]:
@@ -353,8 +350,8 @@ def batch_of_registered(env: gymnasium.Env[Any, Any], n_envs: int) -> GymBatch:
             f"gymnasium with a `vector_entry_point`), found {env}; use runner.placement=in_process or processes."
         )
     given = {wrapper.name: wrapper.kwargs or {} for wrapper in spec.additional_wrappers}
-    action_mask = given.pop(InfoActionMask.__name__, {}).get("name")
-    reset_options = given.pop(ResetOptions.__name__, {}).get("options")
+    action_mask = given.pop(gym_adapters.InfoActionMask.__name__, {}).get("name")
+    reset_options = given.pop(gym_adapters.ResetOptions.__name__, {}).get("options")
     if given:
         raise ConfigError(
             f"runner.placement=batched: {', '.join(given)} of `{spec.id}` wrap single environments; remove them."

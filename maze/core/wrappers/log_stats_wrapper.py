@@ -25,7 +25,7 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
 from maze.core.log_events.step_event_log import StepEventLog
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsKey, LogStatsLevel, StatsContext, get_stats_logger
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, StatsContext, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.wrapper import Wrapper
 
@@ -356,18 +356,6 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
             return self._recorder.step_stats
         return self.episode_stats if level is LogStatsLevel.EPISODE else self.epoch_stats
 
-    @override(LogStatsEnv)
-    def write_epoch_stats(self) -> None:
-        self.epoch_stats.reduce()
-
-    @override(LogStatsEnv)
-    def clear_epoch_stats(self) -> None:
-        self.epoch_stats.clear_inputs()
-
-    @override(LogStatsEnv)
-    def get_stats_value(self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None) -> Any:
-        return stats_value(self.get_stats(level), event, name)
-
     def get_last_step_events(
         self, query: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None
     ) -> list[EventRecord]:
@@ -414,20 +402,3 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     def clone_from(self, env: LogStatsWrapper, future: Future = "same") -> None:
         super().clone_from(env, future)
         self._recorder.clone_from(env._recorder)
-
-
-def stats_value(stats: LogStatsAggregator, event: Callable[..., Any], name: str | None) -> Any:
-    """Return one ungrouped value of the latest statistics of an aggregator.
-
-    :param stats: The aggregator.
-    :param event: The event's interface method.
-    :param name: The statistic's output name.
-    :raises KeyError: There is no such statistic; the message lists the existing ones.
-    """
-    key = LogStatsKey(event, name, None)
-    if key not in stats.last_stats:
-        known = sorted({f"{k.event.__qualname__}/{k.output_name}" for k in stats.last_stats}) or ["(none yet)"]
-        raise KeyError(
-            f"No {stats.level.name.lower()} statistic {event.__qualname__}/{name}. Calculated last: {', '.join(known)}."
-        )
-    return stats.last_stats[key]

@@ -14,14 +14,7 @@ from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigValueError
 from maze.core.utils.config_utils import whole_number
-from maze.core.wrappers.wrapper import (
-    Observation,
-    ObservationsAndActions,
-    SubstepObservationWrapper,
-    checked_entry,
-    is_mask,
-    known_spaces,
-)
+from maze.core.wrappers import wrapper
 
 History = dict[tuple[Any, str], np.ndarray]
 """The latest observations `[stack_steps, ...]`, oldest first, by actor and name of the stacked observation."""
@@ -38,7 +31,7 @@ class _Stack(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class ObservationStackWrapper(SubstepObservationWrapper):
+class ObservationStackWrapper(wrapper.SubstepObservationWrapper):
     """Stack the latest observations of an actor along a new first axis, the oldest first.
 
     At the beginning of an episode, the first observation is repeated. Every actor has a history of its own.
@@ -65,21 +58,21 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         self._history: History = {}
         self._conversion_history: History = {}
 
-    @override(SubstepObservationWrapper)
-    def substep_observation(self, observation: Observation, step_key: StepKeyType) -> Observation:
+    @override(wrapper.SubstepObservationWrapper)
+    def substep_observation(self, observation: wrapper.Observation, step_key: StepKeyType) -> wrapper.Observation:
         actor: Any = step_key if self._is_one_actor else self.env.actor_id()
         return self._stacked(observation, self.stacks[step_key], actor, self._history)
 
-    @override(SubstepObservationWrapper)
+    @override(wrapper.SubstepObservationWrapper)
     def reset(self, **kwargs: Any) -> Any:
         observation = self._env_reset(**kwargs)
         self._history.clear()
         return self.observation(observation)
 
-    @override(SubstepObservationWrapper)
+    @override(wrapper.SubstepObservationWrapper)
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
+    ) -> wrapper.ObservationsAndActions:
         """See :class:`Wrapper`; states must be given in order. Their history is not that of the running episode."""
         observations, actions = self.env.get_observation_and_action_dicts(
             maze_state, maze_action, first_step_in_episode
@@ -99,16 +92,16 @@ class ObservationStackWrapper(SubstepObservationWrapper):
 
     def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
         """Apply an entry of the configuration to all sub-steps with its observation, and update their spaces."""
-        checked_entry(entry, where, ("observation", "stack_steps"), ("keep_original", "tag", "delta"))
+        wrapper.checked_entry(entry, where, ("observation", "stack_steps"), ("keep_original", "tag", "delta"))
         name, tag, n_steps = entry["observation"], entry.get("tag"), entry["stack_steps"]
-        if is_mask(name):
+        if wrapper.is_mask(name):
             raise ConfigValueError(f"{where}: `{name}` is an action mask; masks are never stacked.")
         whole_number(f"{where}.stack_steps", n_steps, at_least=1)
         if entry.get("keep_original") and not tag:
             raise ConfigValueError(f"{where}: `keep_original: true` needs a `tag` to tell the stack from the original.")
         target = f"{name}-{tag}" if tag else name
         keeps_original, is_delta = bool(entry.get("keep_original", False)), bool(entry.get("delta", False))
-        for step_key, space in known_spaces(step_spaces, name, where, "observation").items():
+        for step_key, space in wrapper.known_spaces(step_spaces, name, where, "observation").items():
             entries = step_spaces[step_key]
             if not isinstance(space, spaces.Box):
                 raise ConfigValueError(f"{where}: `{name}` must have a Box space to be stacked, found {space}.")
@@ -121,7 +114,9 @@ class ObservationStackWrapper(SubstepObservationWrapper):
             self.stacks[step_key].append(_Stack(name, target, keeps_original, is_delta, n_steps, dtype))
 
     @staticmethod
-    def _stacked(observation: Observation, stacks: list[_Stack], actor: Any, history: History) -> Observation:
+    def _stacked(
+        observation: wrapper.Observation, stacks: list[_Stack], actor: Any, history: History
+    ) -> wrapper.Observation:
         result = dict(observation)
         for source, target, keeps_original, is_delta, n_steps, dtype in stacks:
             latest = np.asarray(result[source] if keeps_original else result.pop(source), dtype)

@@ -105,7 +105,7 @@ class StepSkipWrapper(Wrapper[Any]):
                 self._earned[earlier] = self._earned.get(earlier, 0.0) + float(earned)
         if getattr(env, "is_actor_done", bool)():
             self._left.add(decision)
-        for n_ago in info.get(ACTORS_DONE_KEY, ()):
+        for n_ago in (info or {}).get(ACTORS_DONE_KEY, ()):
             if n_ago < len(self._decisions):
                 self._left.add(self._decisions[-1 - n_ago])
         return result

@@ -339,11 +339,7 @@ def _block(
         return (
             "category",
             "CategoryEncodingBlock",
-            {
-                "num_categories": n_categories,
-                "embedding_dim": width,
-                "start": start,
-            },
+            {"num_categories": n_categories, "embedding_dim": width, "start": start},
         )
     space = found[0]
     shape = tuple(space.shape or ())[n_time_dims:]

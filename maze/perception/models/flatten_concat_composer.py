@@ -56,10 +56,7 @@ class FlattenConcatModelComposer(BaseModelComposer):
             settings = {key: networks[0][key] for key in ("hidden_units", "non_lin") if networks[0].get(key)}
             settings["shared_embedding"] = "head_units" in networks[0]
             self._composer = auto_model_composer.AutoModelComposer(
-                *given,
-                auto_model_composer.without_flat_networks(policy),
-                critic_by_step,
-                **settings,
+                *given, auto_model_composer.without_flat_networks(policy), critic_by_step, **settings
             )
         else:
             self._composer = CustomModelComposer(*given, policy, critic)

@@ -37,12 +37,7 @@ from maze.perception.builders.base import (
     normalized_key,
     scaled_key,
 )
-from maze.perception.models.critics import (
-    BaseStateActionCriticComposer,
-    CriticComposerInterface,
-    SharedStateActionCriticComposer,
-    SharedStateCriticComposer,
-)
+from maze.perception.models import critics
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
 from maze.perception.weight_init import INITIALIZATIONS, Initialization
 
@@ -254,13 +249,13 @@ class TemplateModelComposer(BaseModelComposer):
     def critic(self) -> Critic | None:
         if self._critic_config is None:
             return None
-        composer_type = critic_composer_type(self._critic_config) or CriticComposerInterface
+        composer_type = critic_composer_type(self._critic_config) or critics.CriticComposerInterface
         observed, actions = self.observation_spaces_dict, self.action_spaces_dict
         networks: dict[Any, Any] = {key: {"_target_": partial(self._value_net, key)} for key in observed}
-        if issubclass(composer_type, SharedStateCriticComposer):
+        if issubclass(composer_type, critics.SharedStateCriticComposer):
             networks = {0: {"_target_": self._shared_value_net}}
-        elif issubclass(composer_type, BaseStateActionCriticComposer):
-            if issubclass(composer_type, SharedStateActionCriticComposer):
+        elif issubclass(composer_type, critics.BaseStateActionCriticComposer):
+            if issubclass(composer_type, critics.SharedStateActionCriticComposer):
                 merged: dict[str, spaces.Space[Any]] = {}
                 for space in observed.values():
                     merged = {**space.spaces, **merged}

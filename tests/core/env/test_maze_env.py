@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.action_conversion import ActionConversionInterface, DictActionConversion
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
@@ -15,6 +16,9 @@ from maze.core.env.structured_env import ActorID, StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rendering.renderer import draw_current_state
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
 from tests.core.env.tutorial_cutting import (
     CuttingActionConversion,
@@ -217,6 +221,15 @@ def test_a_vector_reward_is_refused_with_the_way_to_attribute_it():
     env.reset()
     with pytest.raises(EnvironmentContractError, match=r"RelayEnv.*get_actor_rewards"):
         env.step({"number": 0})
+
+
+@pytest.mark.parametrize(("limit", "n_terminated", "n_truncated"), [(100, 4, 0), (1, 0, 8)])
+def test_an_episode_may_end_without_an_info(limit, n_terminated, n_truncated):
+    """The checker reports it; rollouts and wrappers treat it as an empty one."""
+    envs = SequentialVectorEnv([lambda: TimeLimitWrapper.wrap(relay_env(info=None, last=6), limit)] * 2)
+    generator = RolloutGenerator(envs)
+    columns = generator.collect(RandomPolicy(envs.action_spaces_dict), generator.allocate(4))
+    assert (columns.terminated.sum(), columns.truncated.sum()) == (n_terminated, n_truncated)
 
 
 @pytest.mark.parametrize("info", [[], "ok"])

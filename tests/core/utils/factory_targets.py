@@ -32,6 +32,13 @@ class Studio:
         self.shape, self.options = shape, options
 
 
+class OwnStudio(Studio):
+    """Passes its arguments on."""
+
+    def __init__(self, shape, **kwargs):
+        super().__init__(shape, **kwargs)
+
+
 def make_circle(size):
     return Circle(size)
 

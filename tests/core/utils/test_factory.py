@@ -52,6 +52,9 @@ def test_nested_targets_are_built_unless_the_parameter_takes_configurations():
     assert [type(s) for s in (drawing.shape, *drawing.others, drawing.by_name["a"])] == [Circle] * 4
     studio = Factory(Studio).instantiate({"_target_": f"{HERE}.Studio", "shape": CIRCLE, "options": {"a": CIRCLE}})
     assert (studio.shape, studio.options) == (CIRCLE, {"a": CIRCLE})
+    # a subclass that passes its arguments on takes what its base class takes
+    studio = Factory(Studio).instantiate({"_target_": f"{HERE}.OwnStudio", "shape": CIRCLE, "options": {"a": CIRCLE}})
+    assert (studio.shape, studio.options) == (CIRCLE, {"a": CIRCLE})
 
 
 def test_marker_decides_whether_nested_targets_are_built():

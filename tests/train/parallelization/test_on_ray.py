@@ -33,7 +33,6 @@ from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.update_profile import COLLECTING, LEARNING, TRANSFER, WAITING
 from maze.core.utils.worker_pool import ClusterEvents
 from maze.core.utils.worker_process import unpicklable
-from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
@@ -113,7 +112,7 @@ def work_of(pool: ActorPool, event: Callable[..., Any]) -> float:
     statistics = LogStatsAggregator(LogStatsLevel.EPOCH)
     pool.report_work(statistics)
     statistics.reduce()
-    return float(stats_value(statistics, event, None))
+    return float(statistics.last_value(event))
 
 
 def pids_of(pool: ActorPool) -> list[int]:

@@ -23,22 +23,14 @@ from maze.core.errors import CheckpointError, ConfigError, did_you_mean
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, locate, plain_container
+from maze.core.wrappers import wrapper
 from maze.core.wrappers.observation_normalization.normalization_strategies import base
-from maze.core.wrappers.wrapper import (
-    Observation,
-    ObservationWrapper,
-    SubstepObservationWrapper,
-    checked_entry,
-    entry_names,
-    is_mask,
-    known_spaces,
-)
 from maze.core.wrappers.wrapper_factory import subclasses_of
 
 _PLACE = "ObservationNormalizationWrapper"
 
 
-class ObservationNormalizationWrapper(SubstepObservationWrapper):
+class ObservationNormalizationWrapper(wrapper.SubstepObservationWrapper):
     """Normalize observations, each with a strategy and statistics of its own.
 
     An observation that several sub-steps share is normalized alike in all of them. Action masks (`..._mask`) and
@@ -112,8 +104,8 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._seed = int(seed) if isinstance(seed, (int, np.integer)) else None
         self._seed_policy(self.sampling_policy)
 
-    @override(SubstepObservationWrapper)
-    def substep_observation(self, observation: Observation, step_key: StepKeyType) -> Observation:
+    @override(wrapper.SubstepObservationWrapper)
+    def substep_observation(self, observation: wrapper.Observation, step_key: StepKeyType) -> wrapper.Observation:
         if self._is_collecting:
             for name, samples in self._samples.items():
                 if name in observation:
@@ -223,7 +215,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._seed_policy(policy)
         return policy
 
-    @override(ObservationWrapper)
+    @override(wrapper.ObservationWrapper)
     def clone_from(self, env: ObservationNormalizationWrapper, future: Future = "same") -> None:
         super().clone_from(env, future)
         if env._normalizers is not None:
@@ -232,18 +224,18 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     def _build_strategies(self) -> dict[str, base.ObservationNormalizationStrategy]:
         """Return the strategy of each observation that is to be normalized."""
         inner_spaces = self.env.observation_spaces_dict
-        known = entry_names(inner_spaces)
+        known = wrapper.entry_names(inner_spaces)
         for name in (*self.exclude, *self.manual_config):
-            if name not in known and not is_mask(name):
+            if name not in known and not wrapper.is_mask(name):
                 raise ConfigError(f"{_PLACE}: there is no observation `{name}`.{did_you_mean(name, known)}")
         strategies = {}
         for name in known:
-            step_spaces = known_spaces(inner_spaces, name, _PLACE, "observation")
+            step_spaces = wrapper.known_spaces(inner_spaces, name, _PLACE, "observation")
             space = next(iter(step_spaces.values()))
             if name not in self.manual_config:
-                if name in self.exclude or is_mask(name) or not isinstance(space, spaces.Box):
+                if name in self.exclude or wrapper.is_mask(name) or not isinstance(space, spaces.Box):
                     continue
-            elif is_mask(name):
+            elif wrapper.is_mask(name):
                 raise ConfigError(
                     f"{_PLACE}: manual_config.{name}: action masks are never normalized. Rename other observations."
                 )
@@ -257,7 +249,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     def _build_strategy(self, name: str, space: spaces.Space[Any]) -> base.ObservationNormalizationStrategy:
         manual = self.manual_config.get(name)
         where = f"{_PLACE}: default_strategy" if manual is None else f"{_PLACE}: manual_config.{name}"
-        choice = checked_entry(manual or {}, where, optional=("strategy", "strategy_config", "statistics"))
+        choice = wrapper.checked_entry(manual or {}, where, optional=("strategy", "strategy_config", "statistics"))
         strategy_type = _strategy_type(choice.get("strategy") or self.default_strategy, where)
         config = choice.get("strategy_config")
         config = self.default_strategy_config if config is None else config

@@ -8,11 +8,7 @@ import torch
 from torch import nn
 
 from maze.core.errors import ConfigError
-from maze.perception.models.built_in.flatten_concat import (
-    FlattenConcatBaseNet,
-    FlattenConcatPolicyNet,
-    FlattenConcatStateValueNet,
-)
+from maze.perception.models.built_in import flatten_concat
 from maze.perception.program.network_program import Places, ProgramReader
 
 EMBEDDING = "latent"
@@ -43,8 +39,8 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
             raise ConfigError(
                 f"{type(self).__name__}: `{EMBEDDING}` is the key of the shared embedding; rename the action."
             )
-        self.embedding = FlattenConcatBaseNet(obs_shapes, hidden_units, non_lin)
-        self.policy = FlattenConcatPolicyNet(
+        self.embedding = flatten_concat.FlattenConcatBaseNet(obs_shapes, hidden_units, non_lin)
+        self.policy = flatten_concat.FlattenConcatPolicyNet(
             {EMBEDDING: (self.embedding.n_latent,)}, action_logits_shapes, head_units, non_lin
         )
 
@@ -61,7 +57,7 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
         return {**reader.module(self.policy, embedding), **embedding}
 
 
-class FlattenConcatSharedEmbeddingStateValueNet(FlattenConcatStateValueNet):
+class FlattenConcatSharedEmbeddingStateValueNet(flatten_concat.FlattenConcatStateValueNet):
     """Values from the policy's latent representation.
 
     :param obs_shapes: Has the shape of the latent representation; the observations are not looked at.

@@ -31,9 +31,7 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
     _critic: torch_state_action_critic.TorchStateActionCritic
 
     def __init__(
-        self,
-        observation_spaces_dict: dict[str | int, spaces.Dict],
-        action_spaces_dict: dict[str | int, spaces.Dict],
+        self, observation_spaces_dict: dict[str | int, spaces.Dict], action_spaces_dict: dict[str | int, spaces.Dict]
     ) -> None:
         self._observation_spaces_dict = observation_spaces_dict
         self._action_spaces_dict = action_spaces_dict

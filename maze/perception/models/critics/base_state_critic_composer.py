@@ -7,12 +7,7 @@ from typing import ClassVar
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.torch_state_critic import (
-    TorchDeltaStateCritic,
-    TorchSharedStateCritic,
-    TorchStateCritic,
-    TorchStepStateCritic,
-)
+from maze.core.agent import torch_state_critic
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
@@ -30,7 +25,7 @@ class BaseStateCriticComposer(CriticComposerInterface):
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
     """
 
-    _critic: TorchStateCritic
+    _critic: torch_state_critic.TorchStateCritic
 
     def __init__(
         self, observation_spaces_dict: dict[StepKeyType, spaces.Dict], agent_counts_dict: dict[StepKeyType, int]
@@ -48,7 +43,7 @@ class StepStateCriticComposer(BaseStateCriticComposer):
     :param networks: Networks, or configurations of them: a mapping from step keys, or a list in their order.
     """
 
-    critic_class: ClassVar[type[TorchStateCritic]] = TorchStepStateCritic
+    critic_class: ClassVar[type[torch_state_critic.TorchStateCritic]] = torch_state_critic.TorchStepStateCritic
     """What is built from the networks."""
 
     def __init__(
@@ -71,7 +66,7 @@ class DeltaStateCriticComposer(StepStateCriticComposer):
     The arguments are those of :class:`StepStateCriticComposer`.
     """
 
-    critic_class = TorchDeltaStateCritic
+    critic_class = torch_state_critic.TorchDeltaStateCritic
 
 
 class SharedStateCriticComposer(BaseStateCriticComposer):
@@ -104,4 +99,6 @@ class SharedStateCriticComposer(BaseStateCriticComposer):
                 )
             shapes[name] = (sum(counts.values()), *shape) if sum(counts.values()) > 1 else shape
         network = build(nn.Module, config, f"{NETWORKS}[0]", obs_shapes=shapes)
-        self._critic = TorchSharedStateCritic({key: network}, observation_spaces_dict, "cpu", stack_observations)
+        self._critic = torch_state_critic.TorchSharedStateCritic(
+            {key: network}, observation_spaces_dict, "cpu", stack_observations
+        )

@@ -17,7 +17,6 @@ from maze.core.rollout.rollout_generator import record_of
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import Task, env_slices
-from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.distributed_actors import env_groups
 from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds, states_for
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
@@ -66,7 +65,7 @@ class EpisodeCollector:
         """
         if level is not LogStatsLevel.EPOCH:
             raise ValueError(f"Distributed actors keep statistics of epochs only, not on the level {level.name}.")
-        value: LogStatsValue = stats_value(self.epoch_stats, event, name)
+        value: LogStatsValue = self.epoch_stats.last_value(event, name)
         return value
 
     def write_epoch_stats(self) -> None:

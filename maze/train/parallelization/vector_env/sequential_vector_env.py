@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,7 +32,6 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     actions_at,
     checked_seeds,
     derived_seed,
-    digest_of,
     replayed_actions,
     states_for,
 )
@@ -412,9 +412,13 @@ class SequentialVectorEnv(StructuredVectorEnv):
         return env.reset()
 
     def _digest(self, index: int, env: Any) -> str:
-        actor = env.actor_id()
-        specs = self._observation_specs[actor.step_key]
-        return digest_of({key: np.asarray(self._last[index][key], dtype) for key, (_, dtype) in specs.items()})
+        """Return a hash of the current observation."""
+        digest = hashlib.blake2b(digest_size=16)
+        for key, (_, dtype) in sorted(self._observation_specs[env.actor_id().step_key].items()):
+            value = np.ascontiguousarray(self._last[index][key], dtype)
+            digest.update(f"{key}{value.dtype.str}{value.shape}".encode())
+            digest.update(value.tobytes())
+        return digest.hexdigest()
 
     def _write(self, index: int, observation: Any, out: Out, is_checked: bool) -> None:
         actor = self._actor_ids[index]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +17,9 @@ from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import EnvironmentContractError
-from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.rollout.batched_acting import play_episodes
-from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -251,22 +249,11 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     @override(LogStatsEnv)
     def write_epoch_stats(self) -> None:
         self.report_work()
-        self.epoch_stats.reduce()
+        super().write_epoch_stats()
 
     def report_work(self) -> None:
         """Add what the actors of a cluster have done to the epoch statistics; without a cluster, do nothing."""
         return
-
-    @override(LogStatsEnv)
-    def clear_epoch_stats(self) -> None:
-        self.epoch_stats.clear_inputs()
-
-    @override(LogStatsEnv)
-    def get_stats_value(
-        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
-    ) -> LogStatsValue:
-        value: LogStatsValue = stats_value(self.get_stats(level), event, name)
-        return value
 
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         """Return the seed of a recent tick of an environment, to reproduce it.
@@ -612,16 +599,6 @@ def replayed_actions(state: EpisodeState) -> Iterator[tuple[StepKeyType, dict[st
     keys = [list(by_key) for by_key in state["actions"]]
     for turn in state["sequence"].tolist():
         yield state["step_keys"][turn], dict(zip(keys[turn], next(by_step_key[turn]), strict=True))
-
-
-def digest_of(observation: Mapping[str, Any]) -> str:
-    """Return a hash of an observation."""
-    digest = hashlib.blake2b(digest_size=16)
-    for key in sorted(observation):
-        value = np.ascontiguousarray(observation[key])
-        digest.update(f"{key}{value.dtype.str}{value.shape}".encode())
-        digest.update(value.tobytes())
-    return digest.hexdigest()
 
 
 def begun_anew(state: EpisodeState, reason: str) -> EpisodeState:

@@ -16,7 +16,7 @@ from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
-from maze.core.utils.config_utils import EnvFactory, whole_number
+from maze.core.utils.config_utils import EnvFactory, flag, whole_number
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.core.utils.files import clean_stale_temporaries
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
@@ -515,10 +515,8 @@ def stored_training(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
     :raises ConfigError: The state of the run is missing or cannot be read.
     """
     resume, input_dir = cfg.get("resume", False), cfg.get("input_dir")
-    if not resume:
+    if not flag("resume", resume or False):
         return None
-    if resume is not True:
-        raise ConfigError(f"resume: expected true or false, found {resume!r}.")
     if not input_dir:
         raise ConfigError(
             "resume: true resumes the run in `input_dir`, but no input_dir is given. Name the directory of that run, "

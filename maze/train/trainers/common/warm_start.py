@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.env.space_values import rows_outside
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import Amount, CheckedConfig, Count, Positive
@@ -115,6 +117,12 @@ def clone_policy(
     (statistics or ObservationStatistics(learner)).learn(columns)
     by_policy = decisions_by_policy(columns, learner.substeps_with_separate_agent_nets, learner.device)
     parts = [substeps for substeps, _ in by_policy]
+    for one in itertools.chain(*parts):
+        for head, values in one.action.items():
+            space = rollouts.env.action_spaces_dict[one.actor_id.step_key][head]
+            if rows_outside(values.numpy(force=True), space).any():
+                found = f"action `{head}` of sub-step {one.actor_id.step_key!r} is not always an element of {space}"
+                raise ConfigError(f"warm_start.policy: {type(demonstrator).__name__} does not fit: {found}.")
     optimizer = torch.optim.Adam(learner.parameters(), lr=config.lr)
     generator = seeded_generator(seed)
     learner.train()

@@ -130,8 +130,7 @@ class ESTrainer(EpochTrainer):
             except USER_CODE_ERRORS as error:
                 fail(error, Place("environment"), "the factory")
             env.seed(run.env_seeds(1)[0])
-            make = make_rollouts or partial(make_distributed_rollouts, run)
-            return make(env, noise, run.agent_seed())
+            return (make_rollouts or partial(make_distributed_rollouts, run))(env, noise, run.agent_seed())
 
         trainer._make_rollouts = new_rollouts
         trainer.model_selection = run.best_model_selection(policy)

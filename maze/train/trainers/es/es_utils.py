@@ -101,8 +101,7 @@ def set_flat_statistics(policy: TorchModel, flat: np.ndarray) -> None:
     """
     offset = 0
     for buffer in ObservationStatistics(policy).acting_buffers():
-        part = flat[offset : offset + buffer.numel()]
-        buffer.copy_(torch.from_numpy(part.copy()).view(buffer.shape))
+        buffer.copy_(torch.from_numpy(flat[offset : offset + buffer.numel()].copy()).view(buffer.shape))
         offset += buffer.numel()
 
 
@@ -122,6 +121,5 @@ def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
     offset = 0
     with torch.no_grad():
         for parameter in trained_parameters(policy):
-            part = flat_params[offset : offset + parameter.numel()]
-            parameter.copy_(part.view(parameter.shape))
+            parameter.copy_(flat_params[offset : offset + parameter.numel()].view(parameter.shape))
             offset += parameter.numel()

@@ -63,26 +63,27 @@ class BCLoss:
         :param actions: For each sub-step, the demonstrated actions.
         :param actor_ids: For each sub-step, who acted.
         :param events: Fired with loss, entropy and accuracies.
-        :param weights: For each sub-step, weights of its actions `[batch]`; `None`: all count the same.
+        :param weights: For each sub-step, weights of its actions `[batch]`. The loss is then the mean over the actions
+            of all sub-steps, which may differ in their number; `None`: all count the same.
         :raises ConfigError: The data have other actions than the policy.
         """
         losses: list[Tensor] = []
         fired: list[tuple[str, tuple[Any, ...], Tensor]] = []
         for index, (observation, action, actor) in enumerate(zip(observations, actions, actor_ids, strict=True)):
             weight = None if weights is None else weights[index]
-            step_id, agent_id = actor
             output = policy.compute_substep_policy_output(observation, actor)
             terms: list[Tensor] = []
-            for head, space in self.action_spaces_dict[step_id].items():
+            for head, space in self.action_spaces_dict[actor[0]].items():
                 target = torch.as_tensor(action[head]).to(policy.device)
                 loss, statistics = self._head_loss(output, head, space, target, weight)
                 terms.append(loss)
-                fired += [(event, (step_id, agent_id, head), value) for event, value in statistics.items()]
+                fired += [(event, (*actor, head), value) for event, value in statistics.items()]
             substep_loss = torch.stack(terms).sum()
             entropy = output.entropy.mean()
-            fired.append(("policy_loss", (step_id, agent_id), substep_loss))
-            fired.append(("policy_entropy", (step_id, agent_id), entropy))
-            losses.append(substep_loss - self.entropy_coef * entropy if self.entropy_coef else substep_loss)
+            fired.append(("policy_loss", tuple(actor), substep_loss))
+            fired.append(("policy_entropy", tuple(actor), entropy))
+            objective = substep_loss - self.entropy_coef * entropy if self.entropy_coef else substep_loss
+            losses.append(objective if weight is None else objective * (len(weight) / sum(map(len, weights or ()))))
         # one transfer from the device for all of them
         values = torch.stack([value.detach().float() for _, _, value in fired]).tolist()
         for (event, group, _), value in zip(fired, values, strict=True):
@@ -134,8 +135,7 @@ def _weighted(loss: LossFunction, predicted: Tensor, target: Tensor, weight: Ten
     """Return the mean loss of a batch; with weights, the mean of the weighted losses of its rows."""
     if weight is None:
         return loss(predicted, target)
-    of_rows = loss(predicted, target, reduction="none").reshape(len(weight), -1).mean(-1)
-    return (of_rows * weight).mean()
+    return (loss(predicted, target, reduction="none").reshape(len(weight), -1).mean(-1) * weight).mean()
 
 
 def _accuracies(logits: Tensor, choice: Tensor) -> Statistics:

@@ -71,6 +71,17 @@ def test_a_cloned_policy_reproduces_the_demonstrated_actions():
     assert cloned(0.0)[2] > 0.99
 
 
+def test_demonstrated_actions_outside_their_space_are_refused():
+    policy = TorchPolicy({0: Biases()}, DistributionMapper(GymMazeEnv(Nothing()).action_space, {}), "cpu")
+    narrow = Nothing()
+    narrow.action_space = gym.spaces.Discrete(2)
+    rollouts = RolloutGenerator(SequentialVectorEnv([lambda: GymMazeEnv(narrow)]))
+    with pytest.raises(
+        ConfigError, match=r"AlwaysTwo.*`action` of sub-step 0 is not always an element of Discrete\(2\)"
+    ):
+        clone_policy(policy, AlwaysTwo(), rollouts, WarmStart(n_steps=10), seed=1)
+
+
 @pytest.mark.parametrize("coefficient", [0.2, 0.5])
 def test_actions_that_were_never_taken_keep_the_probability_of_the_entropy_regularised_optimum(coefficient):
     # where the gradient of log p[2] + coefficient * entropy vanishes: p[other] / p[2] = exp(-1 / (coefficient * p[2]))

@@ -163,6 +163,14 @@ def test_weighted_losses_are_those_of_repeated_rows() -> None:
     repeated = torch.tensor([0, 1, 1, 1])
     plain = of([{"logits": logits[repeated]}], [{"a": action[repeated]}], actor, Silent())
     assert float(weighted) == pytest.approx(float(plain), rel=1e-6)
+    # a decision counts by its weight alone, however many are those of its agent
+    weights = torch.tensor([0.5, 1.0, 1.5, 1.0])
+    joint = of([{"logits": logits[repeated]}], [{"a": action[repeated]}], actor, Silent(), weights=[weights])
+    parts = [repeated[:1], repeated[1:]]
+    seen, taken = ([{name: of_all[part]} for part in parts] for name, of_all in (("logits", logits), ("a", action)))
+    agents = [ActorID(0, agent) for agent in range(2)]
+    divided = of(seen, taken, agents, Silent(), weights=[weights[:1], weights[1:]])
+    assert float(divided) == pytest.approx(float(joint), rel=1e-6)
 
 
 def test_minibatches_have_each_decision_once_with_weights_of_mean_one() -> None:

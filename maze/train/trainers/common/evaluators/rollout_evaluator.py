@@ -18,7 +18,7 @@ from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import EpisodesInterrupted, check_interrupt
-from maze.core.utils.config_utils import count_instances
+from maze.core.utils.config_utils import count_instances, flag, whole_number
 from maze.train.parallelization.distributed_actors.env_groups import seed_beside
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -63,18 +63,16 @@ class RolloutEvaluator(Evaluator):
         constraints: Sequence[str] = (),
         keep: str = "best",
     ) -> None:
-        if n_episodes < 1:
-            raise ValueError(f"`n_episodes` must be at least 1, found {n_episodes}.")
         if keep not in ("best", "latest"):
             raise ConfigError(f"rollout_evaluator.keep: expected `best` or `latest`, found {keep!r}.")
         self._n_instances = count_instances(eval_env)
         if self._n_instances:
             check_episode_count(n_episodes, self._n_instances, "rollout_evaluator.n_episodes")
         self.eval_env = eval_env
-        self.n_episodes = n_episodes
+        self.n_episodes = whole_number("n_episodes", n_episodes, at_least=1)
         self.model_selection = model_selection
         self._keeps_latest = keep == "latest"
-        self.deterministic: bool = deterministic
+        self.deterministic: bool = flag("deterministic", deterministic)
         self.criterion = SelectionCriterion(objective, maximize, constraints)
         # State of the generators for drawing actions; None: nothing was evaluated yet.
         self._rng_state: dict[str, Any] | None = None

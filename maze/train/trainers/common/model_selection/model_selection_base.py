@@ -20,6 +20,7 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import event_definition
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey
 from maze.core.log_stats.stats_format import name_parts, scalar_value
+from maze.core.utils.config_utils import flag
 
 
 class ModelSelectionBase(ABC):
@@ -141,12 +142,10 @@ class SelectionCriterion:
     """
 
     def __init__(self, objective: str | None = None, maximize: bool = True, constraints: Sequence[str] = ()) -> None:
-        if not isinstance(maximize, bool):
-            raise ConfigError(f"maximize: expected true or false, found {maximize!r}.")
         if isinstance(constraints, str) or not all(isinstance(text, str) for text in constraints):
             raise ConfigError(f"constraints: expected a list such as ['kpi/waste <= 0.1'], found {constraints!r}.")
         self.objective = MEAN_REWARD if objective is None else objective
-        self.maximize = maximize
+        self.maximize = flag("maximize", maximize)
         self.constraints = [Constraint.parse(text) for text in constraints]
         # Names in constraints that count as 0, since no evaluation has had them.
         self._absent: set[str] = set()

@@ -504,8 +504,7 @@ class PooledRollouts(ESDistributedRollouts):
         self._update = self._n_rollouts = self._n_timesteps = 0
         self._policy: Any = None
         self._token = 0
-        noise = seeds.shared_noise
-        pool.host(_NAME, maker, fd=noise.memory.fd)
+        pool.host(_NAME, maker, fd=seeds.shared_noise.memory.fd)
 
     @override(ESDistributedRollouts)
     def prepare_update(self, update: int, n_rollouts: int, n_timesteps: int) -> None:
