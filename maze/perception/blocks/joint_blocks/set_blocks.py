@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -243,7 +243,7 @@ class GatheredRows:
 
     def spread(self, source: Place, fill: float) -> Place:
         """Return numbers `[..., n_kept]` at the places `[..., n]` before gathering, and `fill` at the others."""
-        function = ArrayFunction(lambda *arrays: _put_back(*arrays, fill=fill))
+        function = ArrayFunction(partial(_put_back, fill))
         return self._reader.apply(function, source, self._index, self._mask)
 
 
@@ -254,16 +254,20 @@ def _first_rows(*masks: Array) -> Array:
     n_kept = int(counts.sum(axis=1).max(initial=0))
     if counts.size < MANY_ROWS // 4 or not 0 < n_kept <= SHARE_WORTH_IT * n:
         return np.empty((len(counts), 0), np.intp)
-    order = np.argsort(~counts, axis=1, kind="stable")[:, :n_kept]
-    return order + n * np.arange(len(order))[:, np.newaxis]
+    order: Array = np.argsort(~counts, axis=1, kind="stable")[:, :n_kept]
+    order += n * np.arange(len(order))[:, np.newaxis]
+    return order
 
 
 def _taken(array: Array, index: Array, mask: Array) -> Array:
+    if not index.size:
+        return array
     rest = array.shape[mask.ndim :]
-    return array.reshape(-1, *rest).take(index, axis=0).reshape(*mask.shape[:-1], -1, *rest) if index.size else array
+    rows: Array = array.reshape(-1, *rest).take(index, axis=0)
+    return rows.reshape(*mask.shape[:-1], -1, *rest)
 
 
-def _put_back(scores: Array, index: Array, mask: Array, fill: float) -> Array:
+def _put_back(fill: float, scores: Array, index: Array, mask: Array) -> Array:
     if not index.size:
         return scores
     spread = np.full(mask.shape, fill, scores.dtype)
