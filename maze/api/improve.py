@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from maze.api.training_run import TrainingRun
 from maze.api.utils import check_names
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_summary import command_text, shown_path
@@ -37,10 +38,6 @@ from maze.planning.rollout_policy import CANDIDATES, RolloutPolicy
 from maze.report.estimates import Estimate, mean_interval, unseen_share
 from maze.report.page import Cell, code_list, number_text, page_section, table
 from maze.runner import Runner
-
-if TYPE_CHECKING:
-    from maze.api.training_run import TrainingRun
-
 
 COST = "ms_per_decision"
 """Measure of the time in which a policy decides, in milliseconds of wall time."""

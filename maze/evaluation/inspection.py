@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from maze.core.agent.policy import Policy, acting_in
+from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.env.base_env import is_truncated
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import MazeError
 from maze.core.rendering.offscreen import pixels_png
 from maze.core.rendering.trajectory_page import actor_text
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.env.structured_env import ActorID
 
 MOST_ENTRIES, MOST_ROWS, MOST_COLUMNS = 256, 40, 12
 """Limits of the displayed part of an observation; the page states its full size."""

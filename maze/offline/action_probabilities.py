@@ -19,14 +19,13 @@ from maze.core.annotations import override
 from maze.core.env.space_values import ActionBounds, masked_heads
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
+from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.core.utils.config_utils import number
 from maze.core.utils.factory import ConfigType
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.utils import isolated_global_generator, sample_with
 
-Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 MOST_ENUMERATED = 64
 """Sub-steps with at most so many joint actions are averaged over all of them, others over sampled actions."""

@@ -27,10 +27,10 @@ from maze.core.agent.policy import Policy
 from maze.core.env.space_values import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
-from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
+from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.core.utils.config_utils import number, whole_number
 from maze.offline.action_probabilities import ActionDistribution, action_distribution
-from maze.offline.fitted_q import Array, FittedQConfig, FittedValues, fit_q
+from maze.offline.fitted_q import FittedQConfig, FittedValues, fit_q
 from maze.report.estimates import Estimate
 
 BEHAVIOUR = "behaviour"

@@ -10,7 +10,7 @@ import time
 import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -20,6 +20,8 @@ from maze.core.agent.random_policy import RandomPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env import BaseEnv
 from maze.core.env.batched_maze_env import SingleCoreEnv
+from maze.core.env.maze_env import ActionType
+from maze.core.env.observation_conversion import ObservationType
 from maze.core.env.space_values import allowed_values, masks_of_heads
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
@@ -28,10 +30,6 @@ from maze.core.utils.config_utils import duration, number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.utils.worker_pool import ProcessPool
 from maze.planning import branches, planner
-
-if TYPE_CHECKING:
-    from maze.core.env.maze_env import ActionType
-    from maze.core.env.observation_conversion import ObservationType
 
 CANDIDATES = 64
 """Candidates of a decision at most, by default."""

@@ -216,6 +216,10 @@ class MazeRLModule(TorchRLModule):
         embeddings = {name: tensor for name, tensor in outputs.items() if name not in self.action_dist_cls.shapes}
         return self.action_dist_cls.join(outputs), embeddings
 
+    @override(TorchRLModule)
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.policy_outputs(batch[Columns.OBS])[0]}
+
 
 class PolicyGradientModule(MazeRLModule, apis.InferenceOnlyAPI, apis.ValueFunctionAPI):
     """Policy network and state critic, for PPO and IMPALA."""
@@ -240,10 +244,6 @@ class PolicyGradientModule(MazeRLModule, apis.InferenceOnlyAPI, apis.ValueFuncti
         self.critic_net = critic.networks[self.critic_key]
         embeddings = embedding_spaces(self.policy, composer.observation_spaces_dict)
         self.shares_embeddings = bool(embeddings[self.step_key])
-
-    @override(TorchRLModule)
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return {Columns.ACTION_DIST_INPUTS: self.policy_outputs(batch[Columns.OBS])[0]}
 
     @override(TorchRLModule)
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -398,10 +398,6 @@ class SoftActorCriticModule(MazeRLModule, apis.InferenceOnlyAPI, apis.QNetAPI, a
     def pi(self) -> nn.Module:
         """The policy network by RLlib's name."""
         return self.policy_net
-
-    @override(TorchRLModule)
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return {Columns.ACTION_DIST_INPUTS: self.policy_outputs(batch[Columns.OBS])[0]}
 
     @override(TorchRLModule)
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:

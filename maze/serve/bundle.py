@@ -15,10 +15,9 @@ from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteErr
 from maze.core.utils.files import atomic_write
 from maze.distributions.numpy_distributions import Sampler, categorical_sizes, check_logits, ranked_actions, sampler_of
 from maze.serve import pipeline
-from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, BundleError, sha256, unpacked
+from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, Array, BundleError, sha256, unpacked
 from maze.serve.drift import checked_summaries
 
-Array = np.ndarray[Any, Any]
 LARGEST_FILE = 2**31
 """Bytes; larger files are refused before they are read."""
 _MASKED = float(np.finfo(np.float32).min) / 2  # logits of masked actions are below

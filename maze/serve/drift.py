@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maze.core.errors import ConfigError
-from maze.serve.bundle_file import BundleError
+from maze.serve.bundle_file import Array, BundleError
 
 _LOGGER = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, Any]
 
 FEATURES = ("mean", "std", "min", "max")
 """Features of entries with more than :data:`MOST_COMPONENTS` components."""

@@ -30,12 +30,11 @@ from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.report.progress import read_progress
-from maze.serve.bundle_file import NEXT_STATE, STATE, packed
+from maze.serve.bundle_file import NEXT_STATE, STATE, Array, packed
 from maze.serve.drift import components, entry_summaries
 from maze.serve.pipeline import StepKey
 from maze.serve.wrappers_as_data import Operations, operations_of, space_as_data
 
-Array = np.ndarray[Any, Any]
 EXACT = 1e-5
 """Maximum difference of the logits of an exported network, relative to the largest of them."""
 

@@ -22,9 +22,8 @@ import numpy as np
 
 from maze.core.errors import EnvironmentContractError, NonFiniteError, did_you_mean
 from maze.core.utils.array_conversions import conversion_of
-from maze.serve.bundle_file import BundleError
+from maze.serve.bundle_file import Array, BundleError
 
-Array = np.ndarray[Any, Any]
 Entries = dict[str, Any]
 StepKey = Union[str, int]
 Actor = tuple[StepKey, int]

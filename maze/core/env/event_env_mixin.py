@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from maze.core.events.event_record import EventRecord
-    from maze.core.log_events.kpi_calculator import KpiCalculator
+from maze.core.events.event_record import EventRecord
+from maze.core.log_events.kpi_calculator import KpiCalculator
 
 
 class EventEnvMixin(ABC):

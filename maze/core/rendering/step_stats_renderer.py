@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.rendering.events_stats_renderer import EventStatsRenderer
-
-if TYPE_CHECKING:
-    from maze.core.log_events.episode_event_log import EpisodeEventLog
 
 
 class StepStatsRenderer:

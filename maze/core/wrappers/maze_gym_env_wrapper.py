@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,6 +22,7 @@ from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
@@ -33,9 +34,6 @@ from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import Renderer, draw_current_state
 from maze.core.utils.factory import is_module_name, locate, named_module
 from maze.core.wrappers import gym_adapters
-
-if TYPE_CHECKING:
-    from maze.core.env.batched_core_env import BatchedCoreEnv
 
 
 class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):

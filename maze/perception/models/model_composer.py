@@ -108,8 +108,6 @@ class BaseModelComposer(ABC):
         :param critic_kind: Kind of critic that it needs; `None`: no critic.
         :raises ConfigError: The model lacks one of them, or its critic is of another kind.
         """
-        from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
-
         policy, critic = self.policy, None if critic_kind is None else self.critic
         missing = "policy" if policy is None else "critic"
         if policy is None or (critic is None and critic_kind is not None):

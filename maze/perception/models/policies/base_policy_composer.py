@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC
-from typing import TYPE_CHECKING
 
 from gymnasium import spaces
 
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import StepKeyType
-    from maze.distributions.distribution_mapper import DistributionMapper
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.structured_env import StepKeyType
+from maze.distributions.distribution_mapper import DistributionMapper
 
 
 class BasePolicyComposer(ABC):

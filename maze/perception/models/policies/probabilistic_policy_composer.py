@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, unknown_key_error
+from maze.core.utils.factory import CollectionOfConfigType
+from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.builders.base import build, networks_by_key
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.perception.perception_utils import observation_spaces_to_in_shapes
-
-if TYPE_CHECKING:
-    from maze.core.env.structured_env import StepKeyType
-    from maze.core.utils.factory import CollectionOfConfigType
-    from maze.distributions.distribution_mapper import DistributionMapper
 
 _WHERE = "model.policy.networks"
 
