@@ -289,8 +289,6 @@ class TrainingRun:
         :param eval_kwargs: Arguments of `RolloutEvaluator`; `None`: as configured.
         """
         check_names("evaluate", eval_kwargs, inspect.signature(RolloutEvaluator).parameters)
-        if eval_kwargs.get("n_episodes") is not None:
-            whole_number("n_episodes", eval_kwargs["n_episodes"], 1)
         found: Any = other
         if not isinstance(found, Policy | None):
             expected = f"{found.__name__}(...)" if isinstance(found, type) else "an object such as RandomPolicy(...)"
@@ -313,7 +311,7 @@ class TrainingRun:
                 print(f"Evaluating {type(other).__name__}.", flush=True)
                 other.seed(seeds.generate_agent_instance_seed())
             if "eval_env" not in arguments:
-                n_envs = max(1, min(int(arguments["n_episodes"]), EVALUATION_EPISODES))
+                n_envs = min(whole_number("n_episodes", arguments["n_episodes"], 1), EVALUATION_EPISODES)
                 make_env: Callable[[], Any] = FrozenEnvFactory(self.env_factory)
                 if limit := self._algorithm.get("max_episode_steps"):  # of evaluations, in behavioural cloning
                     make_env = partial(time_limited, make_env, limit)

@@ -44,7 +44,7 @@ class Tanh(nn.Tanh):
 
     @override(nn.Tanh)
     def forward(self, input: Tensor) -> Tensor:  # the name that torch gave it
-        if not _is_plain(input) or input.numel() < _MANY or input.dtype != torch.float32:
+        if not is_plain(input) or input.numel() < _MANY or input.dtype != torch.float32:
             return torch.tanh(input)
         if input.requires_grad and torch.is_grad_enabled():
             result: Tensor = _TanhInNumpy.apply(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -74,7 +74,7 @@ def _tanh_in_numpy(x: Tensor) -> Tensor:
     return result
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
     """Return whether the memory of a tensor can be read: it is on the CPU, and not traced, compiled or mapped."""
     is_traced: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch leaves it untyped
     if x.device.type != "cpu" or torch.compiler.is_compiling() or is_traced():

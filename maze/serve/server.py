@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     :param arguments: Arguments of the command line; by default those of this process.
     :return: Exit status: 0; 1 for an error, or a difference in a replay.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)
     try:
         sources = _sources(options.bundles)
         provided = {name: _imported(path) for name, path in map(_assignment, options.provide)}

@@ -104,6 +104,7 @@ REFUSED = {
     "fallback-alone": (["policy.maze", "--fallback", "maze.serve.drift:bins"], "belong together"),
     "fallback-missing": (["policy.maze", "--on-drift", "fallback"], "belong together"),
     "limit": (["policy.maze", "--max-body", "0"], "--max-body must be above 0"),
+    "options-between": (["a=policy.maze", "--weight", "c=1", "b=policy.maze"], "There is no policy 'c'"),
     "code": (["policy.maze", "--provide", "a"], "is not of the form NAME=VALUE"),
 }
 

@@ -11,22 +11,21 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, did_you_mean
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.joint_blocks import set_blocks
 from maze.perception.program.network_program import Places, ProgramReader
 
 _LINE_LENGTH = 46
 _FONT_SIZE = 9.0
 _DPI = 150
 _TENSOR_FILL = "#fbe3e0"
-_MODULE_ATTRIBUTES = frozenset(dir(torch.nn.ModuleDict()))
-# Number of rows of a batch below which gathering costs more than it saves.
-_MANY_ROWS = 4096
-# Share of rows of the largest set of a batch up to which gathering pays.
-_SHARE_WORTH_IT = 0.75
+_MODULE_ATTRIBUTES = frozenset(dir(nn.ModuleDict()))
 
 
 class InferenceBlock(PerceptionBlock):
@@ -46,7 +45,7 @@ class InferenceBlock(PerceptionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         self.perception_blocks: dict[str, PerceptionBlock] = self._needed_blocks(perception_blocks)
-        self.blocks = torch.nn.ModuleDict({_module_name(name): block for name, block in self.perception_blocks.items()})
+        self.blocks = nn.ModuleDict({_module_name(name): block for name, block in self.perception_blocks.items()})
         self._tensor_shapes: dict[str, Sequence[int]] = dict(zip(self.in_keys, self.in_shapes, strict=True))
         for name, block in self.perception_blocks.items():
             for key, declared in zip(block.in_keys, block.in_shapes, strict=True):
@@ -133,14 +132,12 @@ def _module_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Indices of gathered rows of sets, `(n_rows,)` each."""
+    """Indices of gathered rows among those of all sets of the batch, `(n_rows,)` each."""
 
-    batch: torch.Tensor
-    """Index of the set in the flattened batch."""
     before: torch.Tensor
-    """Index of the row in the set before gathering."""
+    """Index before gathering."""
     now: torch.Tensor
-    """Index of the row in the set after gathering."""
+    """Index after gathering."""
     n_before: int
     """Number of rows of a set before gathering."""
 
@@ -163,24 +160,23 @@ class Candidates:
         if torch.compiler.is_compiling() or not all(key in inputs for key in (self.items, *self.masks)):
             return None  # graphs cannot branch on values; blocks report missing inputs
         mask = inputs[self.masks[0]]
-        if mask.numel() < _MANY_ROWS or mask.is_cuda:
+        if mask.numel() < set_blocks.MANY_ROWS or mask.is_cuda:
             return None
         exists = reduce(torch.logical_or, [inputs[key] > 0 for key in self.masks]).flatten(0, -2)
         counts = exists.sum(-1)
         n, n_kept = mask.shape[-1], int(counts.max())
-        if not 0 < n_kept <= _SHARE_WORTH_IT * n:
+        if not 0 < n_kept <= set_blocks.SHARE_WORTH_IT * n:
             return None
-        batch, place = exists.nonzero(as_tuple=True)
-        first = counts.cumsum(0) - counts
-        now = torch.arange(len(batch), device=mask.device) - first[batch]
+        before = exists.flatten().nonzero().squeeze(-1)
+        n_gaps = torch.arange(len(exists), device=mask.device) * n_kept - (counts.cumsum(0) - counts)
+        now = torch.arange(len(before), device=mask.device) + n_gaps.repeat_interleave(counts)
         gathered = dict(inputs)
         for key in (self.items, *self.masks):
-            tensor = inputs[key]
-            leading, rest = mask.shape[:-1], tensor.shape[mask.dim() :]
-            kept = tensor.new_zeros((len(exists), n_kept, *rest))
-            kept[batch, now] = tensor.reshape(len(exists), n, *rest)[batch, place]
-            gathered[key] = kept.reshape(*leading, n_kept, *rest)
-        return gathered, _Rows(batch, place, now, n)
+            tensor, rest = inputs[key], inputs[key].shape[mask.dim() :]
+            rows = tensor.reshape(-1, *rest).index_select(0, before)
+            kept = tensor.new_zeros((len(exists) * n_kept, *rest)).index_copy_(0, now, rows)
+            gathered[key] = kept.view(*mask.shape[:-1], n_kept, *rest)
+        return gathered, _Rows(before, now, n)
 
 
 class _NetworkWithCandidates(InferenceBlock):
@@ -220,15 +216,24 @@ class _NetworkWithCandidates(InferenceBlock):
 
     @override(InferenceBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        return {self._names[key]: place for key, place in super().describe_forward(reader, inputs).items()}
+        places, gathered = {key: inputs[key] for key in self.used_in_keys}, {}
+        for head, candidates in self._candidates.items():
+            needed = (candidates.items, *candidates.masks)
+            if all(key in places for key in needed) and not reader.is_for_population:
+                gathered[head] = rows = set_blocks.GatheredRows(reader, [places[key] for key in candidates.masks])
+                places |= {key: rows.of(places[key]) for key in needed}
+        outputs = {self._names[key]: place for key, place in super().describe_forward(reader, places).items()}
+        smallest = float(np.finfo(np.float32).min)
+        return {
+            key: gathered[key].spread(place, smallest) if key in gathered else place for key, place in outputs.items()
+        }
 
 
 def _spread(logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
     """Restore the indices that the rows of logits had before gathering; the other logits are masked."""
-    flat = logits.flatten(0, -2)
-    spread = flat.new_full((len(flat), rows.n_before), torch.finfo(flat.dtype).min)
-    spread = spread.index_put((rows.batch, rows.before), flat[rows.batch, rows.now])
-    return spread.reshape(*logits.shape[:-1], rows.n_before)
+    leading, chosen = logits.shape[:-1], logits.flatten().index_select(0, rows.now)
+    spread = logits.new_full((leading.numel() * rows.n_before,), torch.finfo(logits.dtype).min)
+    return spread.index_copy(0, rows.before, chosen).view(*leading, rows.n_before)
 
 
 def network_of(

@@ -426,7 +426,8 @@ class _ActionHeads:
                 means.mean_layer.apply(self._initialization.layers(0.01))
                 blocks[stages[0]] = means
             else:
-                outputs = self.output(head, stages[0], perception_net, math.prod(shape), initial_norm=0.01)
+                of_choices = mask if mask is not None and tuple(obs_shapes[mask]) == shape else None
+                outputs = self.output(head, stages[0], perception_net, math.prod(shape), 0.01, of_choices)
                 if head in self._gaussian and self._log_std:
                     bias = np.zeros(shape, np.float32)
                     bias[..., shape[-1] // 2 :] = self._log_std
@@ -442,7 +443,13 @@ class _ActionHeads:
         return blocks, names
 
     def output(
-        self, head: str, name: str, perception_net: InferenceBlock, n_units: int, initial_norm: float
+        self,
+        head: str,
+        name: str,
+        perception_net: InferenceBlock,
+        n_units: int,
+        initial_norm: float,
+        mask: str | None = None,
     ) -> dict[str, PerceptionBlock]:
         """Build the blocks from the latent representation to one output for each choice.
 
@@ -451,6 +458,7 @@ class _ActionHeads:
         :param perception_net: Network with the latent representation and the items.
         :param n_units: Number of outputs.
         :param initial_norm: Initial norm of the weights of each output.
+        :param mask: Mask of the choices, if there is one: invalid choices are not scored.
         """
         latent, latent_shapes = perception_net.out_keys[0], perception_net.out_shapes()
         settings = self.items.get(head)
@@ -464,8 +472,9 @@ class _ActionHeads:
             names_of = (encoded_items_key, scaled_key, normalized_key)
             known_as = [(*(name_of(key) for name_of in names_of), key) for key in settings["observations"]]
             keys = [*blocks, *(next(key for key in names if key in shapes) for names in known_as), latent]
-            in_shapes = [shapes[key] for key in keys]
-            block = ItemScoresBlock(keys, name, in_shapes, settings["hidden_units"], settings["non_lin"])
+            in_shapes = [*(shapes[key] for key in keys), *([(n_units,)] if mask else [])]
+            keys, layers = [*keys, *([mask] if mask else [])], (settings["hidden_units"], settings["non_lin"])
+            block = ItemScoresBlock(keys, name, in_shapes, *layers, has_mask=mask is not None)
             block.apply(self._initialization.hidden())
             block.score_layer.apply(self._initialization.layers(initial_norm))
             blocks[name] = block

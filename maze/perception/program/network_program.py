@@ -109,9 +109,14 @@ class Program:
 
 
 class ProgramReader:
-    """Record the operations of modules; those without a description raise an error for :func:`read_program`."""
+    """Record the operations of modules; those without a description raise an error for :func:`read_program`.
 
-    def __init__(self) -> None:
+    :param is_for_population: Whether rows have parameters of their own, so that what is computed for one must not
+        depend on the others, not even in the number of rows.
+    """
+
+    def __init__(self, is_for_population: bool = False) -> None:
+        self.is_for_population = is_for_population
         self.inputs: dict[str, Place] = defaultdict(self._new_place)
         """Places of the network's inputs, and of hidden states that it is given beside them; a new key gets one."""
         self.carried: dict[str, Place] = {}
@@ -169,12 +174,15 @@ class ProgramReader:
         return self.n_places - 1
 
 
-def read_program(network: nn.Module) -> Program | None:
-    """Return the program of a network; `None` where only the module itself can compute what it does."""
+def read_program(network: nn.Module, is_for_population: bool = False) -> Program | None:
+    """Return the program of a network; `None` where only the module itself can compute what it does.
+
+    :param is_for_population: See :class:`ProgramReader`.
+    """
     modules = ModuleWatch(network)
     if not modules.are_unchanged():
         return None
-    reader = ProgramReader()
+    reader = ProgramReader(is_for_population)
     try:
         outputs = reader.module(network, reader.inputs)
     except UnreadableError:
@@ -273,7 +281,7 @@ def population_in_numpy(
     :return: A function of observations `[batch, ...]` and of the rows whose parameters are used for them; `None` where
         only torch can compute it faithfully.
     """
-    program = read_program(network)
+    program = read_program(network, is_for_population=True)
     if program is None or not _is_shareable(program):
         return None
     return _compiled(program, lambda operation: _stacked_linear(operation, stacked))
@@ -335,20 +343,22 @@ def _applied(function: Callable[[Array], Array], source: Place, target: Place) -
 
 
 def _own_linear(operation: Linear) -> _Step:
-    """Return a linear layer on the memory of its parameters that writes into one buffer for each number of its rows."""
+    """Return a linear layer on the memory of its parameters that writes into a buffer."""
     source, target, layer = operation.source, operation.target, operation.layer
     weight: Array = layer.weight.detach().numpy().T
     bias: Array | None = layer.bias.detach().numpy() if "bias" in dict(layer.named_parameters()) else None
-    buffers: dict[int, Array] = {}
+    memory = buffer = np.empty((0, weight.shape[1]), np.float32)
     dot, add = np.dot, np.add
 
     def step(at: list[Array], _: Rows) -> None:
+        nonlocal memory, buffer
         array = at[source]
         shape = array.shape
         rows = array if len(shape) == 2 else array.reshape(-1, shape[-1])  # one product for all leading dimensions
-        buffer = buffers.get(len(rows))
-        if buffer is None:
-            buffer = buffers[len(rows)] = np.empty((len(rows), weight.shape[1]), np.float32)
+        if len(rows) != len(buffer):
+            if len(rows) > len(memory):
+                memory = np.empty((len(rows), weight.shape[1]), np.float32)
+            buffer = memory[: len(rows)]
         dot(rows, weight, buffer)
         if bias is not None:
             add(buffer, bias, buffer)

@@ -250,9 +250,10 @@ def item_scores(data: st.DataObject) -> PerceptionBlock:
     n_items, n_features, *widths = sizes(data, data.draw(st.integers(3, 4)))
     vectors = {f"vector{index}": (width,) for index, width in enumerate(widths)}
     logits = {"logits": (n_items,)} if data.draw(st.booleans()) else {}
-    inputs = {**logits, "items": (n_items, n_features), **vectors}
-    keys, shapes = list(inputs), list(inputs.values())
-    return blocks.ItemScoresBlock(keys, "out", shapes, data.draw(st.sampled_from([[3], [3, 2]])), nn.Tanh)
+    mask = {"mask": (n_items,)} if data.draw(st.booleans()) else {}
+    inputs = {**logits, "items": (n_items, n_features), **vectors, **mask}
+    keys, shapes, hidden_units = list(inputs), list(inputs.values()), data.draw(st.sampled_from([[3], [3, 2]]))
+    return blocks.ItemScoresBlock(keys, "out", shapes, hidden_units, nn.Tanh, has_mask=bool(mask))
 
 
 def concatenation(data: st.DataObject) -> PerceptionBlock:

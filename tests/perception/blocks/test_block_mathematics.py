@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from maze.perception import blocks
+from maze.perception.blocks.joint_blocks import set_blocks
 
 few = settings(max_examples=10, deadline=None, derandomize=True)
 
@@ -374,3 +375,42 @@ def test_results_are_independent_of_the_memory_layout_of_images(seed, channels, 
         weights = list(block.parameters())
         found = torch.autograd.grad(output.square().sum(), weights)
         torch.testing.assert_close(found, torch.autograd.grad(hidden.square().sum(), weights))
+
+
+def test_scores_of_valid_items_are_those_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    shapes = [(5, 3), (2,), (5,)]
+    scores = blocks.ItemScoresBlock(["items", "vector", "mask"], "out", shapes, [4, 3], nn.Tanh, has_mask=True)
+    plain = blocks.ItemScoresBlock(["items", "vector"], "out", shapes[:2], [4, 3], nn.Tanh)
+    plain.load_state_dict(scores.state_dict())
+    inputs = {key: torch.randn(6, *shape) for key, shape in zip(scores.in_keys, shapes, strict=True)}
+    inputs["mask"][0] = 0.0  # a row without any item
+    found = []
+    for block, many in ((plain, 1), (scores, 10**9), (scores, 1)):
+        monkeypatch.setattr(set_blocks, "MANY_ROWS", many)
+        block.zero_grad()
+        output = block(inputs)["out"] * (inputs["mask"] > 0)
+        output.square().sum().backward()
+        found.append([output.detach(), *(p.grad for p in block.parameters())])
+    for one, *others in zip(*found, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, one)
+
+
+def test_pooling_and_its_gradient_are_those_of_the_items_that_each_mask_allows() -> None:
+    torch.manual_seed(0)
+    block = blocks.SetAttentionBlock(["x", "m", "n"], "out", [(5, 3), (5,), (5,)], [4], 0, False, nn.Tanh)
+    masks = [torch.ones(3, 5), torch.tensor([[0.0, 1.0, 0.0, 1.0, 1.0], [0.0] * 5, [1.0, 0.0, 0.0, 0.0, 0.0]])]
+    items, weights = torch.randn(3, 5, 3, requires_grad=True), torch.randn(3, 16)
+    pooled = block({"x": items, "m": masks[0], "n": masks[1]})["out"]
+    (gradient,) = torch.autograd.grad((pooled * weights).sum(), items)
+    expected = []
+    for index in range(3):
+        features = block.dense_block.net(items[index])
+        for chosen in (features[mask[index] > 0] for mask in masks):
+            expected += [chosen.mean(0), chosen.amax(0)] if len(chosen) else [torch.zeros(4)] * 2
+    reference = torch.cat(expected).view(3, 16)
+    torch.testing.assert_close(pooled, reference)
+    torch.testing.assert_close(gradient, torch.autograd.grad((reference * weights).sum(), items)[0])
+    with torch.no_grad():
+        torch.testing.assert_close(block({"x": items, "m": masks[0], "n": masks[1]})["out"], reference)

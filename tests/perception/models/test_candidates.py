@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from maze.core.agent.random_policy import RandomPolicy, candidates_of
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
-from maze.perception.blocks import SetAttentionBlock, inference
+from maze.perception.blocks import SetAttentionBlock
+from maze.perception.blocks.joint_blocks import set_blocks
 from maze.perception.models.auto_model_composer import AutoModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.perception.program.network_program import in_numpy
@@ -178,18 +179,21 @@ def test_large_batches_are_computed_without_padding_rows(data, attention, leadin
         found = []
         for many in (10**9, 1):
             network.zero_grad()
-            with mock.patch.object(inference, "_MANY_ROWS", many):
+            with mock.patch.object(set_blocks, "MANY_ROWS", many):
                 output = network(tensors(observation))[key]
             (output[output > -1e30] * 2.0).sum().backward()
             gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
             found.append((output.detach(), *gradients))
+        with mock.patch.object(set_blocks, "MANY_ROWS", 1):
+            acting = in_numpy(network)(observation)[key]
+        np.testing.assert_allclose(acting, found[0][0], rtol=1e-4, atol=1e-5)
         assert len(found[0]) == len(found[1])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_rows_are_not_computed(monkeypatch):
-    monkeypatch.setattr(inference, "_MANY_ROWS", 1)
+    monkeypatch.setattr(set_blocks, "MANY_ROWS", 1)
     model = composed(50)
     seen = []
     for network, _ in [*networks_of(model)[0], *networks_of(model)[1]]:

@@ -6,9 +6,9 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,12 +20,18 @@ from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, shape_list
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.program.network_program import Array, ArrayFunction, FunctionPair, Places, ProgramReader
-from maze.perception.weight_init import activation_type
+from maze.perception.program.network_program import Array, ArrayFunction, FunctionPair, Place, Places, ProgramReader
+from maze.perception.weight_init import activation_type, is_plain
 
 _T = TypeVar("_T")
 # Score of a masked item; finite, so that the result is not NaN where all are masked.
 _EXCLUDED = -1e30
+# Products of a varying number of rows are padded to a multiple: oneDNN compiles a kernel for each number.
+_ROWS_OF_PRODUCTS = 512
+MANY_ROWS = 4096
+"""Number of rows of a batch below which gathering those that count costs more than it saves."""
+SHARE_WORTH_IT = 0.75
+"""Share of rows of the largest set of a batch up to which gathering pays."""
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):
@@ -94,7 +100,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         if self.attention is not None:
             found = self.attention.in_torch(self.query_key_value(features), *masks[:1])
             features = features + self.attended(found)
-        parts = [_mean_and_max(features, *mask) for mask in _one_by_one(masks)]
+        parts = _pooled(features, masks)
         if self.keep_places:
             parts.append(items.flatten(-2))
         pooled = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
@@ -129,9 +135,8 @@ _ADDED_TO_ITEMS = FunctionPair(
     lambda items, *vectors: items + reduce(operator.add, vectors)[..., None, :],
     lambda items, *vectors: items + reduce(operator.add, vectors).unsqueeze(-2),
 )
-_ADDED_SCORES = FunctionPair(
-    lambda scores, *logits: reduce(operator.add, logits, scores[..., 0]),
-    lambda scores, *logits: reduce(operator.add, logits, scores.squeeze(-1)),
+_PRESENT_SCORES = FunctionPair(
+    lambda scores, mask: np.where(mask > 0, scores, np.float32(0.0)), lambda scores, mask: scores * (mask > 0)
 )
 
 
@@ -166,20 +171,47 @@ class _Attention:
         return joined
 
 
-def _mean_and_max(features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Return mean and maximum over all items, or over those that the mask allows; zeros where there is none."""
-    if mask is None:
-        return torch.cat([features.mean(-2), features.max(-2).values], dim=-1)
-    valid = mask > 0
-    n_valid = valid.sum(-1, keepdim=True)
-    mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
-    with torch.no_grad():  # only the maxima need gradients, so no tensor of the size of all items is kept
-        absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
-    if torch.is_grad_enabled():
-        highest = features.gather(-2, absent.max(-2, keepdim=True).indices).squeeze(-2)
+def _pooled(features: torch.Tensor, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return mean and maximum over all items, or over those that each mask allows; zeros where there is none."""
+    if not masks:
+        return [features.mean(-2), features.max(-2).values]
+    valid = torch.stack([mask > 0 for mask in masks], dim=-2)
+    if is_plain(features) and features.requires_grad and torch.is_grad_enabled():
+        result: torch.Tensor = _Pooling.apply(features, valid)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     else:
-        highest = absent.amax(-2)  # much faster, with gradients of its own where items are equal
-    return torch.cat([mean, highest.masked_fill(n_valid == 0, 0.0)], dim=-1)
+        result = _Pooling.compute(features, valid)[0]
+    return [result]
+
+
+class _Pooling(torch.autograd.Function):
+    """Mean and maximum over the valid items, with a derivative that touches all features once."""
+
+    @staticmethod
+    def compute(features: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """Return the result `[..., 2 * n_masks * width]`, the weights of the means and the indices of the maxima."""
+        n_valid = valid.sum(-1, keepdim=True)
+        weights = (valid / n_valid.clamp(min=1)).to(features.dtype)
+        excluded = torch.zeros_like(weights).masked_fill_(~valid, torch.finfo(features.dtype).min)
+        highest = [(features + each.unsqueeze(-1)).max(-2) for each in excluded.unbind(-2)]
+        maxima = torch.stack([each.values for each in highest], dim=-2).masked_fill(n_valid == 0, 0.0)
+        result = torch.stack([weights @ features, maxima], dim=-2).flatten(-3)
+        return result, weights, [each.indices for each in highest]
+
+    @staticmethod
+    def forward(ctx: Any, features: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        result, weights, places = _Pooling.compute(features, valid)
+        ctx.save_for_backward(weights, ~valid.any(-1, keepdim=True), *places)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        weights, is_empty, *places = ctx.saved_tensors
+        of_means, of_maxima = gradients[0].reshape(*weights.shape[:-1], 2, -1).unbind(-2)
+        of_maxima = of_maxima.masked_fill(is_empty, 0.0)
+        of_features = weights.transpose(-1, -2) @ of_means
+        for index, place in enumerate(places):
+            of_features.scatter_add_(-2, place.unsqueeze(-2), of_maxima[..., index, :].unsqueeze(-2))
+        return of_features, None
 
 
 def _mean_and_max_in_numpy(features: Array, mask: Array | None = None) -> Array:
@@ -189,8 +221,58 @@ def _mean_and_max_in_numpy(features: Array, mask: Array | None = None) -> Array:
     n_valid = valid.sum(-1, keepdims=True)
     weights = (valid / np.maximum(n_valid, 1)).astype(features.dtype)
     mean = (weights[..., np.newaxis, :] @ features)[..., 0, :]
-    highest = np.maximum.reduce(features, axis=-2, where=valid[..., np.newaxis], initial=-np.inf)
+    excluded = np.where(valid, np.float32(0.0), np.finfo(np.float32).min)[..., np.newaxis]
+    highest = (features + excluded).max(axis=-2)  # much faster than a reduction `where` items are valid
     return np.concatenate([mean, np.where(n_valid > 0, highest, np.float32(0.0))], axis=-1)
+
+
+class GatheredRows:
+    """Rows of sets in a program: those with a positive entry in any mask, and others up to a common number per set.
+
+    :param reader: Reader of the program.
+    :param masks: Places of the masks `[..., n]`.
+    """
+
+    def __init__(self, reader: ProgramReader, masks: Sequence[Place]) -> None:
+        self._reader, self._mask = reader, masks[0]
+        self._index = reader.apply(ArrayFunction(_first_rows), *masks)
+
+    def of(self, source: Place) -> Place:
+        """Return the rows of `[..., n, features]` or `[..., n]`."""
+        return self._reader.apply(ArrayFunction(_taken), source, self._index, self._mask)
+
+    def spread(self, source: Place, fill: float) -> Place:
+        """Return numbers `[..., n_kept]` at the places `[..., n]` before gathering, and `fill` at the others."""
+        function = ArrayFunction(partial(_put_back, fill))
+        return self._reader.apply(function, source, self._index, self._mask)
+
+
+def _first_rows(*masks: Array) -> Array:
+    """Return flat indices `[n_sets, n_kept]` of the rows to keep; without columns where gathering does not pay."""
+    n = masks[0].shape[-1]
+    counts = reduce(np.logical_or, [mask > 0 for mask in masks]).reshape(-1, n)
+    n_kept = int(counts.sum(axis=1).max(initial=0))
+    if counts.size < MANY_ROWS // 4 or not 0 < n_kept <= SHARE_WORTH_IT * n:
+        return np.empty((len(counts), 0), np.intp)
+    order: Array = np.argsort(~counts, axis=1, kind="stable")[:, :n_kept]
+    order += n * np.arange(len(order))[:, np.newaxis]
+    return order
+
+
+def _taken(array: Array, index: Array, mask: Array) -> Array:
+    if not index.size:
+        return array
+    rest = array.shape[mask.ndim :]
+    rows: Array = array.reshape(-1, *rest).take(index, axis=0)
+    return rows.reshape(*mask.shape[:-1], -1, *rest)
+
+
+def _put_back(fill: float, scores: Array, index: Array, mask: Array) -> Array:
+    if not index.size:
+        return scores
+    spread = np.full(mask.shape, fill, scores.dtype)
+    spread.reshape(-1)[index.ravel()] = scores.ravel()
+    return spread
 
 
 class ItemScoresBlock(ShapeNormalizationBlock):
@@ -200,26 +282,34 @@ class ItemScoresBlock(ShapeNormalizationBlock):
     optionally logits `(batch, n)`; items `(batch, n, features)`, and any number of further vectors `(batch, size)` that
     the score depends on. Output `(batch, n)`. Without logits the number of items may differ from `in_shapes`.
 
-    :param in_keys: Keys of the logits, if any, of the items and of the vectors.
+    :param in_keys: Keys of the logits, if any, of the items, of the vectors and of the mask, if any.
     :param hidden_units: Width of each dense layer.
     :param non_lin: Activation after each of them.
+    :param has_mask: Whether the last key is that of a mask `(batch, n)`: items without a positive entry, such as those
+        that may not be chosen, are not scored; their score is 0.
     :raises ConfigError: There are no vectors, no layers, or not as many logits as items.
     """
 
     def __init__(
-        self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, hidden_units: Sequence[int], non_lin: NonLinearity
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        hidden_units: Sequence[int],
+        non_lin: NonLinearity,
+        has_mask: bool = False,
     ) -> None:
         shapes = shape_list(in_shapes, n_keys=len(key_list(in_keys)))
         n_logits = int(len(shapes) > 1 and len(shapes[0]) < len(shapes[1]))
-        n_vectors = len(shapes) - 1 - n_logits
+        n_vectors = len(shapes) - 1 - n_logits - has_mask
         if n_vectors < 1 or not hidden_units:
             raise ConfigAssertionError(
                 f"ItemScoresBlock ({out_keys}): expected the keys of logits, items and at least one vector, and one "
                 f"width per layer; found {in_keys} and {list(hidden_units)}."
             )
-        in_num_dims = [*[2] * n_logits, 3, *[2] * n_vectors]
+        in_num_dims = [*[2] * n_logits, 3, *[2] * (n_vectors + has_mask)]
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=in_num_dims, out_num_dims=2)
-        self._n_logits = n_logits
+        self._n_logits, self._n_others = n_logits, len(self.in_keys) - has_mask
         n_items, n_features = self.in_shapes[n_logits][-2:]
         if n_logits and self.in_shapes[0][-1] != n_items:
             raise ConfigAssertionError(
@@ -231,7 +321,7 @@ class ItemScoresBlock(ShapeNormalizationBlock):
         # that the initial weights of a short vector are not small because another one is long
         self.item_layer = nn.Linear(n_features, hidden_units[0])
         self.vector_layers = nn.ModuleList(
-            nn.Linear(shape[-1], hidden_units[0], bias=False) for shape in self.in_shapes[n_logits + 1 :]
+            nn.Linear(shape[-1], hidden_units[0], bias=False) for shape in self.in_shapes[n_logits + 1 : self._n_others]
         )
         layers: list[nn.Module] = [activation()]
         for n_in, n_out in pairwise(hidden_units):
@@ -241,16 +331,32 @@ class ItemScoresBlock(ShapeNormalizationBlock):
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
-        tensors = [block_input[key].float() for key in self.in_keys]
-        logits, (items, *vectors) = tensors[: self._n_logits], tensors[self._n_logits :]
+        logits, (items, *vectors), masks = self._parts([block_input[key].float() for key in self.in_keys])
         of_vectors = [layer(vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
-        hidden = self.hidden(_ADDED_TO_ITEMS.in_torch(self.item_layer(items), *of_vectors))
-        return {self.out_keys[0]: _ADDED_SCORES.in_torch(self.score_layer(hidden), *logits)}
+        if masks and masks[0].numel() >= MANY_ROWS and not (masks[0].is_cuda or torch.compiler.is_compiling()):
+            places = masks[0].flatten().gt(0).nonzero().squeeze(-1)
+            rows = functional.pad(places, (0, -len(places) % _ROWS_OF_PRODUCTS))
+            of_vectors = [each.index_select(0, rows // items.shape[-2]) for each in of_vectors]
+            hidden = reduce(operator.add, of_vectors, self.item_layer(items.flatten(0, 1).index_select(0, rows)))
+            scores = self.score_layer(self.hidden(hidden)).squeeze(-1)[: len(places)]
+            scores = scores.new_zeros(masks[0].numel()).index_copy(0, places, scores).view_as(masks[0])
+        else:
+            hidden = self.hidden(_ADDED_TO_ITEMS.in_torch(self.item_layer(items), *of_vectors))
+            scores = reduce(_PRESENT_SCORES.in_torch, masks, self.score_layer(hidden).squeeze(-1))
+        return {self.out_keys[0]: reduce(operator.add, logits, scores)}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        places = [inputs[key] for key in self.in_keys]
-        logits, (items, *vectors) = places[: self._n_logits], places[self._n_logits :]
+        logits, (items, *vectors), masks = self._parts([inputs[key] for key in self.in_keys])
         of_vectors = [reader.layer(layer, vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
+        gathered = None if reader.is_for_population or not masks else GatheredRows(reader, masks)
+        items = items if gathered is None else gathered.of(items)
         added = reader.apply(_ADDED_TO_ITEMS, reader.layer(self.item_layer, items), *of_vectors)
-        scores = reader.layer(self.score_layer, reader.layer(self.hidden, added))
-        return {self.out_keys[0]: reader.apply(_ADDED_SCORES, scores, *logits)}
+        scores = reader.flatten(reader.layer(self.score_layer, reader.layer(self.hidden, added)), 2)
+        scores = scores if gathered is None else gathered.spread(scores, fill=0.0)
+        for mask in masks:
+            scores = reader.apply(_PRESENT_SCORES, scores, mask)
+        return {self.out_keys[0]: reader.apply(_SUM, scores, *logits) if logits else scores}
+
+    def _parts(self, of_keys: list[_T]) -> tuple[list[_T], list[_T], list[_T]]:
+        """Return logits, items with vectors, and masks."""
+        return of_keys[: self._n_logits], of_keys[self._n_logits : self._n_others], of_keys[self._n_others :]

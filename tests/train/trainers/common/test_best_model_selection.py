@@ -68,6 +68,16 @@ def test_keep_latest_keeps_the_latest_model_and_patience_still_counts(tmp_path, 
     assert (selection.best_reward, selection.last_improvement) == (5.0, 2)
 
 
+def test_keep_latest_does_not_replace_a_model_that_violates_constraints_less(tmp_path):
+    model = nn.Linear(2, 1)
+    selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model)
+    selection.keeps_latest = True
+    for value, score, violation in ((1.0, 1.0, 0.5), (2.0, 9.0, 0.0), (3.0, 8.0, 0.0), (4.0, 9.5, 0.1)):
+        fill(model, value)
+        selection.update_constrained(score, violation)
+    assert torch.equal(load_state(tmp_path / "state_dict.pt")["weight"], torch.full((1, 2), 3.0))
+
+
 def test_weights_are_written_in_intervals(tmp_path):
     model = nn.Linear(1, 1)
     selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model, dump_interval=2)

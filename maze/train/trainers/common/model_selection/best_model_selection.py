@@ -106,7 +106,7 @@ class BestModelSelection(ModelSelectionBase):
                 print(f"-> new overall best model {self.best_value:.5f}!{broken}")
             self.last_improvement = 0
             self._keep_current_model()
-        elif rank == best_rank or self.keeps_latest:
+        elif rank == best_rank or (self.keeps_latest and violation <= self.best_violation):
             # Where evaluations reach a ceiling, the model that was trained for longer is the more robust one. This is
             # no improvement: patience continues counting.
             self._keep_current_model()
