@@ -95,9 +95,6 @@ class RolloutColumns:
         self.step_complete: np.ndarray
         self.constrained: np.ndarray
         """float32 `[n_ticks, n_envs, n_statistics]`: values of constrained statistics in steps and ended episodes."""
-        self.lateness = 0
-        """Most sub-steps between a decision and the first one of a later environment step with a reward for it, so far
-        in these environments."""
         self.last_actor_ids: list[ActorID] = []
         """Next actors after the last tick, by environment."""
         self.actor_sequence: list[ActorID] | None = None
@@ -326,20 +323,12 @@ def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
     return sum(counts) if all(count > 0 for count in counts) else 1
 
 
-def has_known_reward(step_complete: np.ndarray, ended: np.ndarray | None = None, lateness: int = 0) -> np.ndarray:
-    """Return where per-actor rewards are known: in completed environment steps, not in one that is incomplete, and not
-    where an episode continues after the rollout and later steps may still add rewards.
+def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
+    """Return where per-actor rewards are known: in completed environment steps, not in one that is incomplete.
 
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
-    :param ended: `[n_ticks, n_envs]`, the tick ended an episode; needed if rewards are late.
-    :param lateness: Most sub-steps between a decision and the first one of a later step with a reward for it.
     """
-    is_known = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
-    if lateness and ended is not None:
-        is_settled = np.logical_or.accumulate(ended[::-1], axis=0)[::-1].copy()
-        is_settled[:-lateness] |= is_known[lateness:]
-        is_known = is_known & is_settled
-    return np.asarray(is_known)
+    return np.asarray(np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1])
 
 
 def _non_finite_places(array: np.ndarray | None) -> list[list[int]]:

@@ -83,8 +83,6 @@ class RolloutGenerator:
         self._hidden_states: HiddenStates | None = None
         # Hidden states at the begin of the next rollout, if it resumes an earlier run.
         self._saved_hidden_states: Mapping[str, Any] | None = None
-        # See `RolloutColumns.lateness`.
-        self._lateness = 0
 
     def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
         """Return the epoch statistics of the environment."""
@@ -113,7 +111,7 @@ class RolloutGenerator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a vector environment; the next rollout continues there."""
-        state: dict[str, Any] = {**self.env.state_dict(), "renewed": list(self._renewed), "lateness": self._lateness}
+        state: dict[str, Any] = {**self.env.state_dict(), "renewed": list(self._renewed)}
         if self._hidden_states is not None and self._last_observation is not None:
             state["memory"] = {"begins": self._has_begun(), **self._hidden_states.state_dict()}
         elif self._saved_hidden_states is not None:
@@ -128,7 +126,6 @@ class RolloutGenerator:
         problems: dict[int, str] = self.env.load_state_dict(state_dict)
         self.reset()
         self._renewed = sorted({*state_dict.get("renewed", ()), *problems})
-        self._lateness = state_dict.get("lateness", 0)
         saved = state_dict.get("memory")
         if saved is not None and len(saved["begins"]) == self.env.n_envs:
             saved["begins"][list(problems)] = True
@@ -192,7 +189,6 @@ class RolloutGenerator:
             hidden_states = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
             act = acting_function(policy, self.env, hidden_states=hidden_states)
             actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
-            columns.lateness = self._lateness
             columns.finish(self.env.actor_ids(), actors)
             # A copy: what is done to the columns must not change where the next rollout starts.
             self._last_observation = copy.deepcopy(columns.next_rows())
@@ -281,7 +277,7 @@ class RolloutGenerator:
             if env.final_observations:
                 self._note_final_observations(tick, columns)
             if env.actor_rewards is not None:
-                self._lateness = max(self._lateness, _spread_actor_rewards(env.actor_rewards, tick, columns))
+                _spread_actor_rewards(env.actor_rewards, tick, columns)
             if asks_who_left and columns.actor_done is not None:
                 columns.actor_done[tick] = env.is_actor_done()
                 if n_completed and columns.actor_rewards is None:
@@ -310,23 +306,14 @@ def _note_actors_done(infos: Sequence[Mapping[Any, Any]], tick: int, columns: Ro
                 columns.actor_done[tick - n_ago, env_index] = True
 
 
-def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: RolloutColumns) -> int:
-    """Add per-actor rewards to the last ticks of the actors, if they are in the rollout.
-
-    :return: Most sub-steps between one of these ticks and the environment step that was completed.
-    """
+def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: RolloutColumns) -> None:
+    """Add per-actor rewards to the last ticks of the actors, if they are in the rollout."""
     if columns.actor_rewards is None:
         columns.actor_rewards = np.zeros_like(columns.rewards)
-    lateness = 0
     for env_index, of_actors in enumerate(rewards):
         if of_actors is not None:
-            earned = np.trim_zeros(of_actors, "f")
-            n_ticks = min(len(earned), tick + 1)
-            columns.actor_rewards[tick + 1 - n_ticks : tick + 1, env_index] += earned[len(earned) - n_ticks :]
-            of_earlier_steps = np.flatnonzero(columns.step_complete[tick + 1 - n_ticks : tick, env_index])
-            if len(of_earlier_steps):
-                lateness = max(lateness, int(of_earlier_steps[-1]) + 1 + len(earned) - n_ticks)
-    return lateness
+            n_ticks = min(len(of_actors), tick + 1)
+            columns.actor_rewards[tick + 1 - n_ticks : tick + 1, env_index] += of_actors[len(of_actors) - n_ticks :]
 
 
 # -- records ----------------------------------------------------------------------------------------------------------

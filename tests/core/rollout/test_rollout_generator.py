@@ -15,7 +15,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
 from maze.core.rollout.batched_acting import act_by_actor
-from maze.core.rollout.rollout_columns import RolloutColumns, has_known_reward
+from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator, record_of
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -517,55 +517,3 @@ def test_invalid_rollout_requests_are_refused():
         RolloutGenerator(env).rollout(Reflex(), None)
     with pytest.raises(ConfigError, match="no logits"):
         RolloutGenerator(env, record_logits=True).rollout(Reflex(), 2)
-
-
-class LateRewardsCoreEnv(ComingAndGoingCoreEnv):
-    """Each step rewards its actors, and once more those of the step before."""
-
-    def reset(self) -> Any:
-        self.rewards = [0.0]  # of the step, which is positive
-        self.shares: np.ndarray | None = None
-        return super().reset()
-
-    def step(self, maze_action: Any) -> Any:
-        result = super().step(maze_action)
-        if self.position == 0:
-            earlier = [] if self.shares is None else [10.0 * reward for reward in self.rewards]
-            self.rewards = [1.0 + agent for agent in self.acted]
-            self.shares = np.array(earlier + self.rewards, np.float32)
-        return result
-
-    def get_actor_rewards(self) -> Any:
-        return self.shares
-
-
-def late_rewards_env() -> MazeEnv[Any]:
-    like = coming_and_going_env()
-    return MazeEnv(LateRewardsCoreEnv(), like.action_conversion_dict, like.observation_conversion_dict)
-
-
-@pytest.mark.parametrize("is_resumed", [False, True])
-def test_rewards_that_are_known_at_the_end_of_a_rollout_are_those_of_a_longer_one(is_resumed):
-    def generators() -> tuple[RolloutGenerator, ...]:
-        both = tuple(RolloutGenerator(SequentialVectorEnv([late_rewards_env] * 3)) for _ in range(2))
-        for generator in both:
-            generator.env.seed([1, 2, 3])
-        return both
-
-    short, long = generators()
-    expected = long.collect(Reflex(), long.allocate(40))
-    first_tick, n_known = 0, 0
-    for _ in range(6):
-        columns = short.collect(Reflex(), short.allocate(5))
-        is_known = has_known_reward(columns.step_complete, columns.terminated, columns.lateness)
-        ticks = slice(first_tick, first_tick + columns.n_ticks)
-        assert columns.actor_rewards is not None
-        assert expected.actor_rewards is not None
-        np.testing.assert_array_equal(columns.actor_rewards[is_known], expected.actor_rewards[ticks][is_known])
-        first_tick, n_known = ticks.stop, n_known + is_known.sum()
-        if is_resumed:
-            state = short.state_dict()
-            short, _ = generators()
-            assert not short.load_state_dict(state)
-    assert columns.lateness == 4  # at most four agents act in a step
-    assert n_known > 0.5 * 3 * first_tick

@@ -52,7 +52,6 @@ def join_rollouts(rollouts: Sequence[RolloutColumns], columns: RolloutColumns) -
     :param columns: Columns to fill; their number of environments is that of all rollouts together.
     """
     columns.clear()
-    columns.lateness = max(rollout.lateness for rollout in rollouts)
     n_ticks = max(rollout.n_ticks for rollout in rollouts)
     columns.reserve(n_ticks)
     if any(rollout.actor_rewards is not None for rollout in rollouts):

@@ -246,32 +246,6 @@ def test_irregular_actors_with_own_rewards_have_streams_of_their_own():
     assert second.advantages[0].tolist() == pytest.approx([2 + GAMMA * 30 - 20 + GAMMA * LAMBDA * last, last])
 
 
-def test_decisions_that_later_rollouts_may_reward_are_used_for_bootstrapping_only():
-    columns = build_columns(IRREGULAR, (SECOND, 50), actor_rewards=[1, 2, 3, 4], n_keys=2)
-    columns.lateness = 1
-    model = build_model([0, 1], TorchStepStateCritic)
-    first, second = value_rollout(model, columns, GAE(GAMMA, LAMBDA)).parts
-    assert first.advantages[0].tolist() == pytest.approx([1 + GAMMA**3 * 40 - 10])
-    last = 3 + GAMMA**2 * 50 - 30
-    assert second.advantages[0].tolist() == pytest.approx([2 + GAMMA * 30 - 20 + GAMMA * LAMBDA * last, last])
-    columns.lateness = 4
-    with pytest.raises(ConfigError, match="reaches back 4 sub-steps"):
-        value_rollout(model, columns, GAE(GAMMA, LAMBDA))
-    columns.terminated[3] = True  # nothing follows
-    first, _ = value_rollout(model, columns, GAE(GAMMA, LAMBDA)).parts
-    assert first.advantages[0].tolist() == pytest.approx([1 + GAMMA**3 * 40 - 10 + GAMMA**3 * LAMBDA * -36, 4 - 40])
-
-
-def test_late_rewards_separate_the_decisions_of_fixed_sub_steps():
-    ticks = {"rewards": [0, 3, 0, 7], "complete": [False, True, False, True], "actor_rewards": [1, 2, 3, 4]}
-    columns = build_columns(TWO_SUBSTEPS, (FIRST, 50.0), **ticks, n_keys=2)
-    columns.lateness = 1
-    first, second = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAE(GAMMA, LAMBDA)).parts
-    last = 3 + GAMMA * 50 - 20
-    assert first.advantages[0].tolist() == pytest.approx([1 + GAMMA * 20 - 10 + GAMMA * LAMBDA * last, last])
-    assert second.advantages[0].tolist() == pytest.approx([2 + GAMMA * 4 - 3])  # its second one may be rewarded later
-
-
 def test_delta_critic_is_refused_where_actors_vary():
     columns = build_columns(IRREGULAR, (SECOND, 50), n_keys=2)
     with pytest.raises(ConfigError, match="Use a step or a shared critic"):

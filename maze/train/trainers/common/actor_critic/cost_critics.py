@@ -401,7 +401,7 @@ class LearnedRisk(CostCritic):
         :param batch: The rollout with returns; targets of the quantile critic are added.
         :raises ConfigError: The critic predicts the rewards of actors that come and go.
         """
-        come_and_go = columns.actor_rewards is not None and (columns.lateness or not columns.is_dense())
+        come_and_go = columns.actor_rewards is not None and not columns.is_dense()
         if come_and_go and self.critic.predicts_substeps:
             raise ConfigError(
                 "algorithm.risk: expected a shared critic where actors with rewards of their own come and go, because "

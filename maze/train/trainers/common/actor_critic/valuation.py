@@ -244,10 +244,6 @@ def value_rollout(
     :param keeps_outputs: Whether the outputs are kept with gradients, for a loss of the whole rollout.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
     """
-    if columns.lateness and model.state_critic.predicts_substeps and columns.is_dense():
-        columns, own_rewards = columns.with_rewards(columns.rewards), columns.actor_rewards
-        # Some decisions of a step may have all of their rewards and others not.
-        columns.actor_rewards, columns.actor_sequence = own_rewards, None
     if isinstance(model.critic, TorchDeltaStateCritic) and not columns.is_dense():
         raise ConfigError(
             "model.critic: a delta critic needs environments that all take the same sub-steps in the same order, but "
@@ -277,13 +273,8 @@ def value_rollout(
         for batch, place in zip(batches, trajectories.places, strict=True):
             batch.advantages, batch.targets = _rows_at(place, found.advantages), _rows_at(place, found.targets)
         if trajectories.acts is not None:
-            is_known = _has_known_reward(columns)
+            is_known = rollout_columns.has_known_reward(columns.step_complete | columns.truncated)
             batches = [batch.known(is_known[batch.index]) for batch in batches]
-            if not is_known.any():
-                reach = f"`get_actor_rewards` reaches back {columns.lateness} sub-steps before a step"
-                raise ConfigError(
-                    f"algorithm.n_rollout_steps: expected longer rollouts than {columns.n_ticks}: {reach}."
-                )
     if sequenced is not None:
         sequenced.update_hidden_states()
     return RolloutBatch([batch for batch in batches if batch.n_rows], max(1, int(columns.step_complete.sum())))
@@ -402,11 +393,6 @@ def _rows_at(place: Index | None, arrays: Sequence[Tensor]) -> list[Tensor]:
 # -- trajectories of single actors -----------------------------------------------------------------
 
 
-def _has_known_reward(columns: rollout_columns.RolloutColumns) -> np.ndarray:
-    complete, ended = columns.step_complete | columns.truncated, columns.terminated | columns.truncated
-    return rollout_columns.has_known_reward(complete, ended, columns.lateness)
-
-
 def _trajectories_of_actors(
     columns: rollout_columns.RolloutColumns,
     values: Tensor,
@@ -443,8 +429,8 @@ def _trajectories_of_actors(
     own_values, next_values, own_log_rhos = actor_trajectories(
         values.cpu().numpy(), acts, known_ends, terminated, truncated, complete, gamma, has_left, weights
     )
-    is_known = _has_known_reward(columns)
-    is_last_known = is_known & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
+    is_known = rollout_columns.has_known_reward(complete)
+    is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
 
     def joined(grid: np.ndarray) -> Tensor:
         """Join environments and actors in one axis; repeat what all actors of an environment have in common."""
