@@ -39,7 +39,6 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.worker_pool import ClusterEvents
-from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.parallelization.on_ray.cluster import ActorPool
@@ -115,7 +114,7 @@ def work_of(pool: ActorPool, event: Callable[..., Any]) -> float:
     statistics = LogStatsAggregator(LogStatsLevel.EPOCH)
     pool.report_work(statistics)
     statistics.reduce()
-    return float(stats_value(statistics, event, None))
+    return float(statistics.last_value(event))
 
 
 @contextlib.contextmanager

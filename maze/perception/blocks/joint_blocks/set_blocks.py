@@ -333,7 +333,7 @@ class ItemScoresBlock(ShapeNormalizationBlock):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         logits, (items, *vectors), masks = self._parts([block_input[key].float() for key in self.in_keys])
         of_vectors = [layer(vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
-        if masks and masks[0].numel() >= MANY_ROWS and not (masks[0].is_cuda or torch.compiler.is_compiling()):
+        if masks and is_plain(masks[0]) and masks[0].numel() >= MANY_ROWS:  # exported graphs cannot branch on sizes
             places = masks[0].flatten().gt(0).nonzero().squeeze(-1)
             rows = functional.pad(places, (0, -len(places) % _ROWS_OF_PRODUCTS))
             of_vectors = [each.index_select(0, rows // items.shape[-2]) for each in of_vectors]
