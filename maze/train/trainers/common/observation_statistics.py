@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import TorchModel
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_model import TorchModel
-    from maze.core.env.structured_env import ActorID, StepKeyType
-    from maze.core.rollout.rollout_columns import RolloutColumns
-    from maze.perception.program.network_program import Rows
-
+from maze.perception.program.network_program import Rows
 
 Moments = dict[str, tuple[int, np.ndarray, np.ndarray]]
 """Number, mean and variance (float64 `[*shape]`) of an episode's observations by name."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
-from maze.core.agent.torch_model import resolve_device, threads_for
+from maze.core.agent.torch_model import TorchModel, resolve_device, threads_for
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.errors import ConfigError
@@ -30,7 +31,9 @@ from maze.core.wrappers.time_limit_wrapper import checked_time_limit
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
+from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.parallelization.placement import Batched, placement_of
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory, check_same_spaces
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -43,13 +46,9 @@ from maze.utils.log_stats_utils import setup_logging
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from maze.core.agent.torch_model import TorchModel
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
-    from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
-    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 
 CHECKPOINT_FILE = "latest.pt"
 """File with the state of a run, in its directory."""

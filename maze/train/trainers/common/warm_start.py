@@ -6,11 +6,12 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.space_values import rows_outside
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -18,9 +19,6 @@ from maze.core.utils.config_utils import Amount, CheckedConfig, Count, Positive
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from maze.core.agent.policy import HiddenStates, StatesOfActor
-from maze.core.agent.torch_actor_critic import ModelRuns
+from maze.core.agent.state_critic_input_output import StateCriticOutput
+from maze.core.agent.torch_actor_critic import ModelRuns, TorchActorCritic
+from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, StepRun
-
-if TYPE_CHECKING:
-    from maze.core.agent.state_critic_input_output import StateCriticOutput
-    from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.agent.torch_policy_output import PolicyOutput
 
 Place = tuple[int, int]
 """(tick, environment)"""
