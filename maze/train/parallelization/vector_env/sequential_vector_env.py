@@ -106,6 +106,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
             for step_key, specs in array_specs(self.action_spaces_dict, "action").items()
         }
         self._steps = [env.step for env in self.envs]
+        self._are_actors_done = [env.is_actor_done for env in self.envs]
         self._contexts = [env.context for env in self.envs]
         self._learning: list[list[ReturnNormalizationRewardWrapper]] = [
             list(wrappers_with_statistics(env)) for env in self.envs
@@ -339,7 +340,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         :return: First observation of the next episode.
         """
         env = self.envs[index]
-        self._is_any_done, self._actors_done[index] = True, env.is_actor_done()
+        self._is_any_done, self._actors_done[index] = True, self._are_actors_done[index]()
         truncated = is_truncated(True, info)
         (self.truncated if truncated else self.terminated)[index] = True
         if truncated or self.keep_terminal_observations:

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch.utils.data import Dataset, random_split
 
-from maze.core.env.space_values import ActionBounds
+from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX
