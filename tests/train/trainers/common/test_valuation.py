@@ -16,9 +16,9 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns
 from maze.train.trainers.common.actor_critic.sequences import actor_trajectories
 from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy, value_rollout
+from maze.train.trainers.common.observation_statistics import CentredReturns
 from maze.train.trainers.impala.impala_vtrace import VTrace
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})

@@ -26,11 +26,11 @@ from maze.core.utils.checkpoint import Stateful
 from maze.core.utils.stats_utils import tail_values
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
 from maze.perception.blocks.recurrent.recurrent_cell import Run
-from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
 from maze.train.trainers.common.actor_critic.valuation import CostRows, PolicyBatch, RolloutBatch, value_rollout
 from maze.train.trainers.common.config_classes import ActorCriticConfig, Risk
 from maze.train.trainers.common.learning import UpdateStats, quantile_huber_loss, widen
 from maze.train.trainers.common.model_selection.model_selection_base import Constraint, statistic_source
+from maze.train.trainers.common.observation_statistics import CentredReturns, RewardScaling
 
 logger = logging.getLogger(__name__)
 
