@@ -364,9 +364,12 @@ def _refusal(estimator: str, data: LoggedSteps, weighting: Weighting, config: Es
         )
     if estimator != "fqe" and np.isnan(weighting.ratios).any():
         return (
-            "The log has no probabilities of its actions. Name the policy that acted (`behaviour`), log them (`policy="
-            "exploring` with `runner.record_parquet=true`, or `maze-serve --explore`), or estimate by `fqe`, which "
-            "needs none."
+            "The log has no probabilities of its actions; deterministic continuous actions have no density. Name the "
+            "policy that acted (`behaviour`), log sampled actions (`runner.record_parquet=true` with a network or "
+            "`policy=exploring`; a server with `--explore`, or `deterministic: false` for continuous actions), or "
+            "estimate by `fqe`, which needs none."
+            if np.isnan(data.propensities).any()
+            else "The policy's continuous actions are deterministic and have no density. Estimate by `fqe`."
         )
     if weighting.unsupported > config.max_unsupported:
         return (

@@ -70,7 +70,7 @@ class NetworkActions:
 
 
 class ChosenActions:
-    """A policy that takes one action for certain, `[n, *shape]` by head."""
+    """A policy that takes one action for certain, `[n, *shape]` by head; continuous ones have no density (NaN)."""
 
     def __init__(self, actions: Arrays) -> None:
         self._actions = actions
@@ -78,6 +78,8 @@ class ChosenActions:
     def log_prob(self, actions: Mapping[str, Array]) -> Array:
         n = _n_rows(self._actions)
         same = np.ones(n, np.bool_)
+        if any(chosen.dtype.kind == "f" for chosen in self._actions.values()):
+            return np.full(n, np.nan)
         for head, chosen in self._actions.items():
             same &= (np.asarray(actions[head]) == chosen).reshape(n, -1).all(1)
         return np.asarray(np.where(same, 0.0, -np.inf))
