@@ -282,7 +282,7 @@ def _check(critic: TorchStateCritic, columns: RolloutColumns) -> None:
 # -- trajectories of single actors -----------------------------------------------------------------
 
 
-def trajectories_of_actors(
+def split_by_actor(
     columns: RolloutColumns,
     values: Tensor,
     log_rhos: Tensor | None,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.policy import HiddenStates
-from maze.core.agent.returns import ReturnFunction, Trajectories, next_values_from
+from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_values_from
 from maze.core.agent.state_critic_input_output import StateCriticOutput
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import products_of_rare_shapes
@@ -26,13 +26,9 @@ from maze.core.agent.torch_state_critic import TorchDeltaStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout import rollout_columns
-from maze.train.trainers.common.actor_critic.sequences import (
-    Index,
-    Place,
-    SequencedRollout,
-    Sequences,
-    trajectories_of_actors,
-)
+from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences, split_by_actor
+
+__all__ = ["GAE", "PolicyBatch", "RolloutBatch", "value_rollout"]
 
 # -- rows and minibatches --------------------------------------------------------------------------
 
@@ -303,7 +299,7 @@ def _trajectories(
     is_by_substep = model.state_critic.predicts_substeps
     if is_by_substep and columns.actor_rewards is not None and not is_dense:
         of_actions = log_rhos[0] if log_rhos else None
-        return trajectories_of_actors(columns, values[0], of_actions, ends, places, gamma, are_joint)
+        return split_by_actor(columns, values[0], of_actions, ends, places, gamma, are_joint)
     last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(n_envs)])
     final = {(tick // n_substeps, env): torch.tensor(value) for (tick, env), (_, value) in ends.items()}
     next_values = [next_values_from(value, last.to(value), final) for value in values]
