@@ -255,6 +255,15 @@ def test_trust_is_given_to_every_command_in_the_same_way(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["rollout", "gate", "compare"])
+def test_a_command_that_names_the_environment_trusts_its_package(
+    lane: None, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMANDS[command], "env._target_=lane.Lane"]) in ((0, 1) if command == "gate" else (0,))
+    assert "--trust" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
 def test_trust_is_stored_for_the_working_directory(
     lane: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
