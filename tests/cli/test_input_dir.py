@@ -221,6 +221,20 @@ def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
     assert "lane" not in sys.modules
 
 
+def test_modules_of_the_working_directory_are_found_by_the_name_of_an_environment(tmp_path: Path) -> None:
+    (tmp_path / "levers.py").write_text(
+        "import gymnasium\n\n\nclass Lever(gymnasium.Env):\n"
+        "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 0, {}\n\n"
+        "    def step(self, action):\n"
+        "        return action, 1.0, bool(action), False, {}\n\n\n"
+        "gymnasium.register('Lever-v0', Lever)\n",
+        encoding="utf-8",
+    )
+    assert main(["-cn", "conf_check", "env.name=levers:Lever-v0", "runner.n_steps=10"]) == 0
+
+
 SHORT = ["runner.n_episodes=2", "runner.max_episode_steps=2"]
 COMMANDS = {
     "rollout": [*ROLLOUT, "input_dir=run"],
