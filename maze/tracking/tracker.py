@@ -306,7 +306,7 @@ class MlflowTracker(Tracker):
 
 
 def _permitted(name: str) -> str:
-    """Return the name as MLflow takes it: with underscores in place of other characters, as a path without `//`, `..`."""
+    """Return the name as MLflow allows it: with underscores for other characters, as a path without `//` and `..`."""
     parts = re.sub(r"[^\w\-./ ]", "_", name).split("/")
     return "/".join(part for part in parts if part.strip("."))[:_LONGEST_NAME].rstrip("/")
 

@@ -347,9 +347,9 @@ def test_table_tensorboard_wandb_and_mlflow_show_the_same_statistics(project: Pa
 @pytest.mark.slow
 def test_mlflow_has_every_statistic_whatever_its_name(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
-    from maze.tracking.tracker import MlflowTracker
-
     from mlflow.tracking import MlflowClient
+
+    from maze.tracking.tracker import MlflowTracker
 
     kpis = ["waste [€]", "waste [$]", "share/of//all/", "../up", "...", "x" * 300, "x" * 400]
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -261,8 +261,8 @@ class GymCoreEnv(CoreEnv):
 
 def restarts_when_copied(env: Any) -> bool:
     """Return whether a copy of a simulation is made anew by its constructor, without the state of the episode."""
-    simulation = type(getattr(env, "unwrapped", env))
-    return getattr(simulation, "__setstate__", None) is EzPickle.__setstate__ and not hasattr(simulation, "__deepcopy__")
+    made = type(getattr(env, "unwrapped", env))
+    return getattr(made, "__setstate__", None) is EzPickle.__setstate__ and not hasattr(made, "__deepcopy__")
 
 
 class GymRenderer(Renderer):
