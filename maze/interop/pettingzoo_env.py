@@ -77,6 +77,13 @@ def _maker(name: str, where: str) -> Callable[..., Any]:
     return functools.partial(pettingzoo.make, "aec", registered[name])
 
 
+def _made(maker: Callable[..., Any], where: str, /, **arguments: Any) -> Any:
+    try:
+        return maker(**arguments)
+    except (TypeError, ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise ConfigError(f"{where}: cannot be made with the arguments {arguments}: {error}") from error
+
+
 def make_pettingzoo_env(
     name: str,
     kwargs: Mapping[str, Any] | None = None,
@@ -106,14 +113,7 @@ def make_pettingzoo_env(
     where, arguments = f"env.name={name}", {**(kwargs or {}), **further_kwargs}
     if importlib.util.find_spec("pettingzoo") is None:
         raise ConfigImportError(f"{where}: PettingZoo is not installed: {install_command('pettingzoo')}.")
-    maker = _maker(name, where)
-
-    def make(**more: Any) -> Any:
-        try:
-            return maker(**{**arguments, **more})
-        except (TypeError, ImportError, gymnasium.error.DependencyNotInstalled) as error:
-            raise ConfigError(f"{where}: cannot be made with the arguments {arguments}: {error}") from error
-
+    make = functools.partial(_made, _maker(name, where), where, **arguments)
     return PettingZooEnv(make, policies, random_opponents, drop, encode, action_mask)
 
 

@@ -21,7 +21,7 @@ class Timeout:
 
     def __init__(self, seconds: float = 1, error_message: str = "Timeout") -> None:
         if seconds < 0:
-            raise ValueError(f"`seconds` is a duration, found {seconds}.")
+            raise ValueError(f"`seconds`: expected a number of at least 0, found {seconds}.")
         self.seconds = seconds
         self.error_message = error_message
         self._previous_handler: Any = None

@@ -69,7 +69,7 @@ class TorchStateActionCritic(torch_model.NetworksModel, StateActionCritic):
             second = torch_model.check_networks(twin_networks, "critic.twin_networks")
         if any(recurrent_cells(network) for network in (*first.values(), *second.values())):
             raise ConfigError(
-                "critic.networks: state-action critics carry no hidden states from step to step, and found a "
+                "critic.networks: expected networks without hidden states in a state-action critic, found a "
                 "RecurrentCellBlock. Use PPO or A2C, or `model.recurrence=true` with stacked observations."
             )
         self.num_policies = num_policies

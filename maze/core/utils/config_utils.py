@@ -50,7 +50,7 @@ def read_config(path: Path | str) -> dict[Any, Any]:
     except Exception as error:
         if isinstance(error, ConfigError) or type(error).__module__.split(".")[0] not in ("yaml", "omegaconf"):
             raise
-        raise ConfigError(f"`{path}` is not valid YAML file: {error}") from error
+        raise ConfigError(f"`{path}` is not a valid YAML file: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"`{path}` must contain a mapping, but contains a {type(config).__name__}.")
     return config

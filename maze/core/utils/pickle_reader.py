@@ -221,7 +221,7 @@ class _Reader:
     def extend(self, items: Iterable[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, _LISTS):
-            raise refuse(f"it appends to {_name(target)}")
+            raise refuse(f"it appends to {_name(target)}, which is not a list")
         if type(target) is list:
             target.extend(items)
             return
@@ -232,7 +232,7 @@ class _Reader:
     def set_items(self, items: Sequence[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, _MAPPINGS) or len(items) % 2:
-            raise refuse(f"it sets items of {_name(target)}")
+            raise refuse(f"it sets items of {_name(target)}, which is not a dictionary")
         for index in range(0, len(items), 2):
             key = items[index]
             if type(key) not in _ATOMS:
@@ -244,7 +244,7 @@ class _Reader:
     def add(self, items: Iterable[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not set:
-            raise refuse(f"it adds to {_name(target)}")
+            raise refuse(f"it adds elements to {_name(target)}, which is not a set")
         target.update(self.checked_keys(items))
 
     def checked_keys(self, items: Iterable[Any]) -> list[Any]:
@@ -271,7 +271,7 @@ class _Reader:
                 or isinstance(part, Enum)  # its rule requires the default hash
                 or (id(kind) in self._rules and self._rules[id(kind)].call is kind)  # a trusted class
             ):
-                raise refuse(f"it has {_name(part)} as a key")
+                raise refuse(f"it uses {_name(part)} as a key, which is not permitted")
         self._spend((), n_parts)
 
 

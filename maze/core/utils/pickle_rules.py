@@ -120,13 +120,13 @@ class _Filler:
 
 def _empty(klass: type, *arguments: Any) -> Any:
     if arguments:
-        raise refuse(f"it gives arguments to `{klass.__qualname__}`")
+        raise refuse(f"it passes arguments to `{klass.__qualname__}`, which takes none")
     return object.__new__(klass)
 
 
 def _named_tuple(klass: Any, *values: Any) -> Any:
     if len(values) != len(klass._fields):
-        raise refuse(f"it gives {len(values)} values to `{klass.__qualname__}`")
+        raise refuse(f"it passes {len(values)} values to `{klass.__qualname__}`, expected {len(klass._fields)}")
     return tuple.__new__(klass, values)
 
 
@@ -274,7 +274,7 @@ def _array_of_buffer(content: Any, dtype: Any, shape: Any, order: Any) -> Any:
 
 def _scalar(dtype: Any, content: Any = None) -> Any:
     if not isinstance(dtype, np.dtype) or dtype.hasobject or type(content) is not bytes:
-        raise refuse("it holds a number of no plain type")
+        raise refuse("it holds a number whose type is not a numeric type")
     if len(content) != dtype.itemsize:
         raise refuse("it holds a number whose bytes do not fit its type")
     return np.ndarray((), dtype, content)[()]
@@ -303,7 +303,7 @@ def _check_positions(state: Any) -> None:
         raise refuse("it holds a damaged random generator")
     for key, value in state.items():
         if key in _POSITIONS and not (type(value) is int and _POSITIONS[key][0] <= value <= _POSITIONS[key][1]):
-            raise refuse(f"it holds a random generator whose `{key}` is impossible")
+            raise refuse(f"it holds a random generator with an impossible value of `{key}`")
         if type(value) is dict:
             _check_positions(value)
         elif isinstance(value, np.ndarray) and (value.dtype.kind not in "ui" or value.ndim != 1):

@@ -145,9 +145,9 @@ def refuse_foreign_targets(
         if reason:
             hint = trust_hint(re.split("[.:]", str(text.value))[0])
             raise CheckpointError(
-                f"{path} names {text.value}, which {reason} (key {text.key}). Stored configurations are built of "
-                "classes of known kinds (environments, wrappers, policies, networks and their parts) of Maze and "
-                f"torch, and of trusted packages.{hint}{way_out and f' Otherwise {way_out}.'}"
+                f"{path}: `{text.key}` names {text.value}, which {reason}. Stored configurations may name classes of "
+                "known kinds (environments, wrappers, policies, networks and their parts) of Maze and torch, and "
+                f"trusted packages.{hint}{way_out and f' Otherwise {way_out}.'}"
             )
 
 
@@ -368,7 +368,7 @@ def _objection_to_path(
         return "is not a dotted path to a class" if is_target else ""
     package = path.partition(".")[0]
     if package not in (*_LIBRARIES, *trusted):
-        return "is part of neither" if is_target or can_be_imported(package) else ""
+        return "belongs neither to Maze nor to a trusted package" if is_target or can_be_imported(package) else ""
     found = _find(path)
     if found is None:
         return "does not exist there" if is_target else ""
@@ -387,8 +387,8 @@ def _objection_to(found: Any, path: str, trusted: tuple[str, ...]) -> str:
     if not isinstance(found, type):
         return "is a function, which stored configurations may not call"
     if package == "torch" and not own_path.startswith(_TORCH_MODULES):
-        return "is none of torch's networks, their parts or optimizers"
-    return "" if any(_own_path(base) in _KINDS for base in found.__mro__) else "is of no known kind"
+        return "is not a network, a part of one or an optimizer"
+    return "" if any(_own_path(base) in _KINDS for base in found.__mro__) else "is not of a known kind"
 
 
 def _find(path: str) -> Any:
@@ -492,7 +492,7 @@ class StoredRun:
         """
         found = {}
         for name in names:
-            way_out = f"name the {name} yourself, {refer.format(name)}"
+            way_out = f"name the {name} in the command, {refer.format(name)}"
             try:
                 value = self.config.value(name)
             except CheckpointError as error:

@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
+from gymnasium.utils import EzPickle
 
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
@@ -240,6 +241,8 @@ class GymCoreEnv(CoreEnv):
     @override(CoreEnv)
     def clone_from(self, env: CoreEnv) -> None:
         assert isinstance(env, GymCoreEnv)
+        if restarts_when_copied(env.env):
+            raise NotImplementedError(f"{env!r} cannot be cloned: copies of it begin anew (gymnasium.utils.EzPickle).")
         try:
             self.env = self.renderer.env = copy.deepcopy(env.env)
         except Exception as error:
@@ -254,6 +257,12 @@ class GymCoreEnv(CoreEnv):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({gym_adapters.gym_env_name(self.env)})"
+
+
+def restarts_when_copied(env: Any) -> bool:
+    """Return whether a copy of a simulation is made anew by its constructor, without the state of the episode."""
+    made = type(getattr(env, "unwrapped", env))
+    return getattr(made, "__setstate__", None) is EzPickle.__setstate__ and not hasattr(made, "__deepcopy__")
 
 
 class GymRenderer(Renderer):

@@ -128,7 +128,7 @@ def test_an_exploit_is_refused_at_every_position_of_a_file(exploit):
         if path[-1] == "_target_":
             hidden = exploit
         for trusted in ([], ["maze", "maze_envs", "torch", "hydra", "numpy", "os", "my_project"]):
-            with pytest.raises(CheckpointError, match=r"config\.yaml names"):
+            with pytest.raises(CheckpointError, match=r"config\.yaml: `.*` names"):
                 refuse_foreign_targets(replaced(MODEL, path, hidden), PATH, trusted)
 
 

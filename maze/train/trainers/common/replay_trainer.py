@@ -120,7 +120,7 @@ def fill_by_policy(
             if not replay_buffer.n_rows_added and n_env_steps >= _MOST_STEPS_WITHOUT_ROWS * item_length * env.n_envs:
                 raise ConfigError(
                     f"env: none of {n_env_steps:,} environment steps can be kept in a replay buffer: all episodes are "
-                    "truncated in their first step, after which the next actor did not observe. Have `actor_id()` of "
+                    "truncated in their first step, and no observation of the next actor follows. Have `actor_id()` of "
                     "the environment move on at the end of an episode as well, or train with PPO or A2C."
                 )
         return n_env_steps

@@ -144,8 +144,8 @@ class LoggedBatches:
             own = np.flatnonzero((actors == number) & data.has_target)
             if not len(own):
                 raise ConfigError(
-                    f"runner.dataset: expected decisions of actor {tuple(actor)} with what followed them, found none. "
-                    "Record next observations, or episodes that end."
+                    f"runner.dataset: expected decisions of actor {tuple(actor)} with next observations or "
+                    "terminations, found none. Record next observations, or episodes that end."
                 )
             self._decisions[actor] = {name: self._tensor(values[own]) for name, values in columns.items()}
 

@@ -365,7 +365,7 @@ def rows_of_records(
         after: Any = substep.next_observation
         if after is None and (truncated or (not is_done and index + 1 == len(records))):
             raise ConfigError(
-                f"{where}: it is not known what was observed after it. Record rollouts with "
+                f"{where}: its next observation is missing. Record rollouts with "
                 "`record_next_observations=True`, and load data sets with the trajectory processor "
                 "IdentityWithNextObservationTrajectoryProcessor."
             )
