@@ -331,13 +331,14 @@ def intervals_figure(
     :param line: Where a vertical line is drawn; `None`: nowhere.
     """
     values = np.concatenate([*dots, [end for _, estimate in rows for end in estimate], [] if line is None else [line]])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not high > low:
         low, high = low - 0.5, high + 0.5
     height = _ROW * len(rows) + _BOTTOM
 
     def x(value: float) -> float:
-        return _SIDE + (_WIDTH - 2 * _SIDE) * (value - low) / (high - low)
+        return _SIDE + (_WIDTH - 2 * _SIDE) * (value / 2 - low / 2) / (high / 2 - low / 2)  # halves do not overflow
 
     parts = [
         f'<line class="axis" x1="{_SIDE}" x2="{_WIDTH - _SIDE}" y1="{height - _BOTTOM}" y2="{height - _BOTTOM}"/>',
@@ -349,7 +350,9 @@ def intervals_figure(
     for index, ((name, estimate), points) in enumerate(zip(rows, dots, strict=True)):
         y = _ROW * index + (_ROW + _NAME) / 2
         colour = f"var(--c{(index + (line is not None)) % 10})"
+        is_finite = np.isfinite(estimate.value)
         shown_name = name if len(name) <= 40 else f"{name[:39]}…"
+        shown_name += "" if is_finite else f": {number_text(estimate.value)}"
         parts.append(f'<text x="{_SIDE}" y="{_ROW * index + _NAME - 4}">{html.escape(shown_name)}</text>')
         shown = points[:: max(1, -(-len(points) // _N_DOTS))]
         # Fixed vertical offsets, so that equal values do not hide each other.
@@ -364,9 +367,10 @@ def intervals_figure(
                 f'<line x1="{x(estimate.low):.1f}" x2="{x(estimate.high):.1f}" y1="{y}" y2="{y}" '
                 f'style="stroke: {colour}" stroke-width="4" stroke-linecap="round"/>'
             )
-        parts.append(
-            f'<circle cx="{x(estimate.value):.1f}" cy="{y}" r="5" style="fill: {colour}; stroke: var(--card)"/>'
-        )
+        if is_finite:
+            parts.append(
+                f'<circle cx="{x(estimate.value):.1f}" cy="{y}" r="5" style="fill: {colour}; stroke: var(--card)"/>'
+            )
     label = "; ".join(f"{name} {number_text(estimate.value)}" for name, estimate in rows)
     return (
         f'<figure><figcaption>{html.escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {height}" role="img" '
@@ -541,7 +545,8 @@ class ContextComparison:
         """Return a table with a row for each context and a column for each policy."""
         differences = [(row, row.difference) for row in self.rows(measure) if row.difference is not None]
         sign = -1.0 if measure in self.comparison.minimized else 1.0
-        scale = sign / (max(abs(estimate.value) for _, estimate in differences) or 1.0)
+        sizes = [abs(estimate.value) for _, estimate in differences if np.isfinite(estimate.value)]
+        scale = sign / (max(sizes, default=1.0) or 1.0)
         lines: dict[tuple[str, ...], list[str]] = {}
         for row, estimate in differences:
             lines.setdefault(row.values, []).append(_heat_cell(estimate, scale))
@@ -571,7 +576,7 @@ def texts_of(context: Mapping[str, Any] | None) -> dict[str, list[str]]:
 
 
 def _heat_cell(estimate: Estimate, scale: float) -> str:
-    share = max(-1.0, min(1.0, estimate.value * scale))
+    share = 0.0 if np.isnan(estimate.value) else max(-1.0, min(1.0, estimate.value * scale))
     colour = "46, 160, 67" if share > 0 else "218, 54, 51"
     mark = " *" if estimate.low > 0 or estimate.high < 0 else ""
     text = html.escape(number_text(float(f"{estimate.value:.3g}")))

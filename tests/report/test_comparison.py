@@ -383,6 +383,31 @@ def test_episodes_with_a_context_each_are_not_compared_by_context() -> None:
     assert not ContextComparison(Comparison(plain))
 
 
+def test_unknown_differences_are_neither_better_nor_worse_in_heat_maps() -> None:
+    better = in_contexts("b", [1.0, 1.0, np.nan, 1.0, np.inf, 1.0, 2.0, 2.0])
+    section = ContextComparison(Comparison([in_contexts("a", [0.0] * 8), better])).section()
+    shares = re.findall(r"rgba\([^)]*, ([\d.]+)\)\">([^<]*)<", section)
+    assert [(float(share), text.rstrip(" *")) for share, text in shares] == [
+        (0.3, "1"),  # half of the largest known difference
+        (0.0, "nan"),
+        (0.6, "inf"),
+        (0.6, "2"),
+    ]
+
+
+@pytest.mark.parametrize("unknown", [np.nan, np.inf, -np.inf])
+def test_figures_place_known_values_only(unknown: float) -> None:
+    with np.errstate(invalid="ignore"):
+        known, partly = [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, unknown]
+        page = comparison_page(Comparison([played("a", known), played("b", partly)]), datetime(2026, 1, 1)).text()
+    figure = page[page.index("<svg") : page.index("</svg>")]
+    dots = [float(place) for place in re.findall(r'<circle cx="([^"]*)"[^>]* r="2"', figure)]
+    assert len(dots) == len(known) + 3
+    assert np.ptp(np.diff(dots[: len(known)])) < 0.2 < np.ptp(dots), "equal distances, on a scale of known values"
+    assert len(re.findall(r'<circle cx="[\d.]+"[^>]* r="5"', figure)) == 1, "a mean that is not finite has no place"
+    assert f">b: {unknown}</text>" in figure
+
+
 def test_contexts_of_a_single_policy_have_no_differences_to_show() -> None:
     by_context = ContextComparison(Comparison([in_contexts("a", [0.0] * 8)]))
     assert by_context
