@@ -115,6 +115,18 @@ def test_a_sweep_has_the_table_of_its_trials(tmp_path: Path) -> None:
     assert trials[: trials.index("</table>")].count("<tr>") == 1 + 12
 
 
+def test_repeated_runs_of_a_resumed_sweep_count_once(tmp_path: Path) -> None:
+    """The run 1 was interrupted and repeated as run 2; run 3 of the next trial is still running."""
+    for run, level in enumerate([2.0, 9.0, 4.0, 3.0]):
+        make_run(tmp_path / "sweep" / str(run), level, seed=run)
+    (tmp_path / "sweep" / "3" / "run.json").write_text('{"state": "running"}', encoding="utf-8")
+    table = "trial,seeds,objective,status,run_dir\n0,0 1,3.0,completed,0 2\n"
+    (tmp_path / "sweep" / "results.csv").write_text(table, encoding="utf-8")
+    assert main(["--report", str(tmp_path / "sweep")]) == 0
+    page = (tmp_path / "sweep" / REPORT_FILE).read_text(encoding="utf-8")
+    assert row_of(page, "CartPole-v1, ppo")[:2] == ["3", "3"], "runs and the mean of their returns"
+
+
 @pytest.mark.parametrize("content", ["", "trial\n" + "1" * 200_000, "\xff"])
 def test_an_unreadable_table_of_trials_is_left_out(content: str, tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text(content, encoding="latin-1")
