@@ -13,6 +13,7 @@ import yaml
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.maze_cli import main
+from maze.report.page import Page, page_section, table
 from maze.report.progress import Progress
 from maze.report.run_page import REPORT_FILE, trials_section
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off, looked_at
@@ -184,6 +185,19 @@ def test_the_pages_of_several_runs_draw_in_a_browser(
     assert page.locator("table.sortable").first.locator("tbody td").first.inner_text() == "lr=0.0"
     assert cut_off(page) == []
     assert accessibility_faults(page) == []
+
+
+@pytest.mark.slow
+def test_tables_are_sorted_with_unknown_values_at_the_end(tmp_path: Path, open_page: OpenPage) -> None:
+    inf, nan = float("inf"), float("nan")
+    names = {"a": -5.0, "b": "", "c": 3.0, "d": inf, "e": nan, "f": -inf, "g": None, "h": 20.0}
+    page = tmp_path / "page.html"
+    Page("t", "", [page_section("s", table(("name", "objective"), names.items()))]).write(page)
+    opened = open_page(page)
+    for known in ("dhcaf", "fachd"):
+        opened.locator("th", has_text="objective").locator("button").click()
+        shown = "".join(opened.locator("tbody td:first-child").all_inner_texts())
+        assert (shown[:5], sorted(shown[5:])) == (known, ["b", "e", "g"])
 
 
 @pytest.mark.slow
