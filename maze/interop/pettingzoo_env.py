@@ -29,7 +29,7 @@ from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.utils.config_utils import number
 from maze.core.utils.factory import locate, named_module
 from maze.core.wrappers import maze_gym_env_wrapper
-from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
+from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted, import_modules
 
 _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
 # Largest number of agents whose returns are KPIs.
@@ -109,7 +109,7 @@ def make_pettingzoo_env(
         first.
     :raises ConfigError: There is no such environment, a package is missing, or an argument is unknown.
     """
-    maze_gym_env_wrapper.import_modules(further_kwargs.pop("import", None) or ())
+    import_modules(further_kwargs.pop("import", None) or ())
     where, arguments = f"env.name={name}", {**(kwargs or {}), **further_kwargs}
     if importlib.util.find_spec("pettingzoo") is None:
         raise ConfigImportError(f"{where}: PettingZoo is not installed: {install_command('pettingzoo')}.")

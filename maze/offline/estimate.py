@@ -25,7 +25,7 @@ from gymnasium import spaces
 
 from maze.core.agent.action_distribution import distributions_of, log_probabilities
 from maze.core.agent.policy import Policy
-from maze.core.env.space_values import ActionBounds
+from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps

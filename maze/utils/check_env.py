@@ -26,8 +26,8 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.action_conversion import masked_heads
 from maze.core.env.faults import text_of
-from maze.core.env.space_values import masked_heads
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.events.event_topic_factory import event_methods
 from maze.core.utils.config_utils import EnvFactory, whole_number

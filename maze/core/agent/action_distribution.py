@@ -16,7 +16,7 @@ from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
-from maze.core.env.space_values import ActionBounds, masked_heads
+from maze.core.env.action_conversion import ActionBounds, masked_heads
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps

@@ -16,8 +16,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.simulated_env_mixin import Future
 from maze.core.errors import ConfigError
-from maze.core.rendering.offscreen import RecordedFramesRenderer
-from maze.core.rendering.renderer import Renderer
+from maze.core.rendering.renderer import RecordedFramesRenderer, Renderer
 from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
 from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
