@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.env.context import GRID, ordered_seeds
+from maze.core.env.batched_core_env import GRID, ordered_seeds
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
