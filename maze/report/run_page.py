@@ -21,7 +21,7 @@ from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
 from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
 from maze.report import page
-from maze.report.estimates import Estimate, interquartile_mean_interval, t_interval
+from maze.report.estimates import Estimate, iqm_interval, t_interval
 from maze.report.progress import Progress
 from maze.train.utils.run_process import ENDED, INTERRUPTED, RUNNING, read_record
 
@@ -330,7 +330,7 @@ def _results(groups: Sequence[RunGroup]) -> str:
                 group.label,
                 float(len(group.runs)),
                 float(final.mean()) if final.size else None,
-                _estimate_text(Estimate.of(interquartile_mean_interval(final[np.newaxis]))) if final.size else None,
+                _estimate_text(Estimate.of(iqm_interval(final[np.newaxis]))) if final.size else None,
                 float(best.mean()) if best.size else None,
                 float(max(known)) if known else None,
             ]
