@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
+import threading
+import time
+from multiprocessing.process import BaseProcess
 
 from maze.core.errors import install_command
 
@@ -16,7 +21,28 @@ def main() -> int:
             raise
         print(f"maze-run needs {error.name}, which is not installed: {install_command('train')}", file=sys.stderr)
         return 1
-    return run()
+    status = run()
+    threading.Thread(target=_end_in_time, args=(status,), daemon=True).start()
+    return status
+
+
+def _end_in_time(status: int) -> None:
+    """End the process if threads or child processes, such as those of an environment, outlive the command."""
+    threading.main_thread().join()  # the interpreter then waits for the others
+    children: list[BaseProcess] = []
+    for seconds in (5, 10):
+        time.sleep(seconds)
+        children[:] = (child for child in multiprocessing.active_children() if not child.daemon)
+        left = [f"thread {each.name}" for each in threading.enumerate() if each.is_alive() and not each.daemon]
+        left += [f"process {child.pid} ({child.name})" for child in children]
+        if not left:
+            return
+        what = "ends in 10 s without" if seconds == 5 else "ended without"
+        print(f"maze-run {what} {', '.join(left)}. Environments end theirs in `close`.", file=sys.stderr, flush=True)
+    for child in children:
+        child.kill()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

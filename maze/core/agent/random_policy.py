@@ -66,12 +66,7 @@ class RandomPolicy(Policy):
 
     @override(Policy)
     def compute_top_action_candidates(
-        self,
-        observation: Any,
-        num_candidates: int | None,
-        maze_state: Any,
-        env: Any,
-        actor_id: ActorID | None = None,
+        self, observation: Any, num_candidates: int | None, maze_state: Any, env: Any, actor_id: ActorID | None = None
     ) -> tuple[Sequence[Any], Sequence[float]]:
         """Return random candidates (one, if their number is left open), all equally likely."""
         n_candidates = 1 if num_candidates is None else num_candidates
