@@ -15,14 +15,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.context import CONTEXT
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.files import aligned, csv_text
-from maze.report.estimates import (
-    Estimate,
-    Values,
-    interquartile_mean_interval,
-    mean_interval,
-    quantile_interval,
-    tail_contributions,
-)
+from maze.report.estimates import Estimate, Values, iqm_interval, mean_interval, quantile_interval, tail_contributions
 from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
 RETURN, LENGTH = "return", "steps"
@@ -150,7 +143,7 @@ class Comparison:
                 played.name,
                 measure,
                 Estimate.of(mean_interval(values)),
-                Estimate.of(interquartile_mean_interval(values)),
+                Estimate.of(iqm_interval(values)),
                 Estimate.of(mean_interval(values, reference)) if index else None,
                 _improvement(sign * values, sign * reference) if index else None,
             )

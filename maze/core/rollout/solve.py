@@ -336,12 +336,7 @@ class BestPlays(Policy):
 
     @override(Policy)
     def compute_action(
-        self,
-        observation: Any,
-        maze_state: Any,
-        env: Any,
-        actor_id: ActorID | None = None,
-        deterministic: bool = False,
+        self, observation: Any, maze_state: Any, env: Any, actor_id: ActorID | None = None, deterministic: bool = False
     ) -> dict[str, Any]:
         return dict(self._actions.pop())
 
