@@ -178,6 +178,7 @@ class ComparisonRunner(EvaluationRunner):
             played = [self._played(name, entries, progress) for name, entries in runs.items()]
         self._episodes = Comparison(played)
         if self._repeats > 1:
+            print(f"The {self._repeats} episodes of an instance count as one: their mean.", flush=True)
             played = [each.by_instance(self._n_instances) for each in played]
         self.comparison = self._compared(played)
         print(self._text(self.comparison), flush=True)

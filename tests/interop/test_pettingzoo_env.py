@@ -346,5 +346,5 @@ def test_untrusted_configuration_imports_nothing_but_pettingzoo_environments():
     target = "maze.interop.pettingzoo_env.make_pettingzoo_env"
     refuse_foreign_targets({"_target_": target, "name": "mpe2/simple_spread_v3"}, Path("config.yaml"))
     for name in ("json.tool", "json.tool:main"):
-        with pytest.raises(CheckpointError, match="Stored configurations are built"):
+        with pytest.raises(CheckpointError, match="Stored configurations may name classes of known kinds"):
             refuse_foreign_targets({"_target_": target, "name": name}, Path("config.yaml"))

@@ -219,6 +219,7 @@ class RolloutRunner(Runner, ABC):
                     agent.seed(episode_seeds[episode][1])
                 call = "reset"
                 observation = env.reset()
+                actor_id = env.actor_id  # wrappers look it up in the wrapped environment
                 if episode and episode_end_callback is not None:
                     call = ""
                     episode_end_callback()
@@ -227,7 +228,7 @@ class RolloutRunner(Runner, ABC):
                     if render:
                         call = "render"
                         draw_current_state(env)
-                    actor = env.actor_id()
+                    actor = actor_id()
                     call = _ACTING
                     action = act(observation, actor)
                     call = "step"

@@ -77,7 +77,8 @@ class Search:
         with suppress(NotImplementedError, EnvironmentContractError):  # its future cannot be replaced
             if has_chance(env):
                 raise ConfigError(
-                    f"best_of={self.best_of}: the environment is stochastic, so that the best of several plays of the "
+                    f"{f'starts={self.starts}' if self.starts else f'best_of={self.best_of}'}: "
+                    f"the environment is stochastic, so that the best of several plays of the "
                     "same seed is chosen with hindsight. Use policy=rollout to plan, or clairvoyant=true for the upper "
                     "bound."
                 )
