@@ -23,6 +23,7 @@ from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.numpy_distributions import probabilities_of, sampler_of, uniform_logits
 from maze.offline.estimate import EstimationConfig, estimate
 from maze.offline.estimation import CompleteTrajectoryProcessor, log_facts
+from maze.offline.fitted_q import FittedQConfig
 from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient, ServerError
 from maze.serve.decision_log import DecisionLog, replay
@@ -181,7 +182,8 @@ def test_deterministic_continuous_actions_have_no_density(tmp_path: Path, determ
                 client.report(client.act(seen, **options).decision, 1.0, done=step == 1)
     data = steps_of(tmp_path)
     assert np.isnan(data.propensities).all() == deterministic
-    config = EstimationConfig(n_bootstrap=4, estimators=("fqe", "wis"), max_unsupported=1.0)
+    fast = FittedQConfig(n_updates=20, hidden_units=4)
+    config = EstimationConfig(n_bootstrap=4, estimators=("fqe", "wis"), max_unsupported=1.0, fitted_q=fast)
     _, fitted, weighted = estimate({"same": Pushes()}, data, actions, config)
     assert fitted.refusal == ""
     expected = "`deterministic: false` for continuous actions" if deterministic else "The policy's continuous actions"
