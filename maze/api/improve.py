@@ -347,7 +347,7 @@ class ImproveRunner(runners.EvaluationRunner):
     :param budget: Wall time of everything: seconds, or a text such as `10min`.
     :param n_episodes: Number of common episodes at most; the confirmation has at most five times as many.
     :param horizon: Environment steps that planning simulates; `None`: chosen by measurements.
-    :param value: What is still to come at the horizon, for planning with the heuristic (see `policy=rollout`).
+    :param value: Estimate of the return after the horizon, for planning with the heuristic (see `policy=rollout`).
     :param n_processes: Worker processes of rollout policies.
     :param minimize: KPIs for which less is better. The gate also judges these.
     :param maximize: KPIs for which more is better, likewise.

@@ -106,8 +106,8 @@ def optional_package(name: str, extra: str, need: str) -> Any:
 def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> str:
     """Return a sentence (after a blank) with the known name that was probably meant; empty where none is similar.
 
-    :param wrong: What was found.
-    :param known: What there is.
+    :param wrong: The unknown name.
+    :param known: The known names.
     :param form: The place of the name in the whole that is shown, for instance `algorithm.{}`.
     """
     close = closest(wrong, known)

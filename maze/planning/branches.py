@@ -25,7 +25,7 @@ class SingleState(NamedTuple):
     """A decision in a single environment.
 
     :param env: The environment; it is not stepped.
-    :param observation: What its actor observes.
+    :param observation: Observation of its actor.
     """
 
     env: Any
@@ -351,7 +351,7 @@ def chance_in(env: Any, where: str) -> bool:
     """Return whether there is chance in an environment of which copies are made.
 
     :param env: The environment; it is left as it is.
-    :param where: What needs the copies, for messages.
+    :param where: The component that needs the copies, for messages.
     :raises ConfigError: It cannot be copied, or copies cannot get new futures.
     """
     try:

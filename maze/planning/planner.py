@@ -72,7 +72,7 @@ class BranchSimulator:
     :param branches: Copies of the environment.
     :param act: The base policy: chooses the actions of a group.
     :param horizon: Environment steps, the one of the first action included; `None`: to the end of the episode.
-    :param value: What is still to come at the horizon, `[n_rows]` of a group; `None`: nothing.
+    :param value: Estimate of the return after the horizon, `[n_rows]` of a group; `None`: 0.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class Planner:
     def _affordable(self, left: float, unit: str, n_rows: int) -> int:
         """Return scenarios that a budget allows.
 
-        :param left: What is left of the budget.
+        :param left: Remaining budget.
         :param unit: `decisions` or `seconds`.
         :param n_rows: Branches of each scenario.
         """
@@ -304,7 +304,7 @@ class Planner:
         return n_scenarios
 
     def _sample(self, source: Any, trials: Sequence[_Trial], n_used: int, n_new: int, seed: int | None) -> None:
-        """Simulate new scenarios for what is left of each decision."""
+        """Simulate new scenarios for the remaining candidates of each decision."""
         rows = [trial.row for trial in trials for _ in (0, *trial.left)]
         actions = [trial.actions[candidate] for trial in trials for candidate in (0, *trial.left)]
         scenarios = np.tile(np.arange(n_used, n_used + n_new), len(rows))
@@ -339,8 +339,8 @@ class _Trial:
     def add(self, of_base: np.ndarray, of_left: np.ndarray) -> None:
         """Take over returns in new scenarios.
 
-        :param of_base: Those of the base's action, `[n_scenarios]`.
-        :param of_left: Those of the candidates that are left, `[n_left, n_scenarios]`.
+        :param of_base: Returns of the base's action, `[n_scenarios]`.
+        :param of_left: Returns of the remaining candidates, `[n_left, n_scenarios]`.
         """
         differences = of_left - of_base
         if not self._n[0]:
@@ -362,7 +362,7 @@ class _Trial:
         self.is_over = not self.left or is_shown or self._is_certain()
 
     def result(self) -> ActionValues:
-        """Return what is known."""
+        """Return the current estimates."""
         means, spread = self._means(), self._spread()
         spread[0] = 0.0
         better = [index for index in self.left if self._is_better(index, means, spread)]

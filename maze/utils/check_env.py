@@ -121,7 +121,7 @@ class CheckReport:
 
         :param check: Kind of fault, one of `REMEDIES`.
         :param where: Place within the environment; may be empty.
-        :param found: What was expected and found.
+        :param found: Expected and found values.
         """
         place = f"{self.env_name}, {where}" if where else self.env_name
         if all((finding.check, finding.place) != (check, place) for finding in self.findings):

@@ -35,7 +35,7 @@ def resolve_device(device: str, key: str = "device", default: str = "") -> str:
     """Return the device if it can be used.
 
     :param device: Its name.
-    :param key: Where it is configured, for messages.
+    :param key: Its configuration key, for messages.
     :param default: The device of a configuration that names none: if it is `cuda`, a machine without a CUDA device
         uses the CPU instead, with a notice.
     :raises ConfigError: The device is unknown to torch or cannot be used here.
@@ -351,7 +351,7 @@ class NetworksModel(TorchModel):
 
         :param key: Its key.
         :param tensors: Its inputs.
-        :param run: Where its hidden states come from; `None`: it carries none, or is in :meth:`running_for`.
+        :param run: Source of its hidden states; `None`: it carries none, or is in :meth:`running_for`.
         """
         network, cells = self._network(key), self._cells.get(key, {}).values()
         if run is not None:

@@ -202,7 +202,7 @@ class TorchPolicy(NetworksModel, Policy):
         :param observation: Tensors (or arrays) with any leading batch dimensions that the network takes.
         :param actor_id: The acting actor.
         :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
-        :param run: Where the hidden states of a recurrent network come from; `None`: from :meth:`running_for`.
+        :param run: Source of the hidden states of a recurrent network; `None`: :meth:`running_for`.
         :raises ConfigError: The network does not return logits of the right shape for each head, or it is recurrent and
             has no hidden states.
         """

@@ -158,7 +158,7 @@ class TorchSharedStateCritic(TorchStateCritic):
     The network sees the observations of all sub-steps of the step in one dictionary. Without `stack_observations` it
     can also evaluate some of the sub-steps only; the observations of the others are zero then.
 
-    :param networks: The one value network, under any key.
+    :param networks: The value network, under any key.
     :param obs_spaces_dict: Observation spaces of all sub-steps.
     :param device: Device of the network.
     :param stack_observations: Stack what several sub-steps or agents observe under the same key, see

@@ -25,17 +25,17 @@ class ActionConversionInterface(ABC):
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
         """Convert an agent's action.
 
-        The entries of an action have the shapes of their spaces, `[*space.shape]`.
-
-        :param action: Element of :meth:`space`.
-        :param maze_state: State in which the action is taken.
+        :param action: Element of :meth:`space`, with entries `[*space.shape]`.
+        :param maze_state: State in which the action is taken; `None` if :attr:`uses_state` is false.
+        :return: Action of the simulation.
         """
 
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
         """Convert an action of the simulation to one of the agent; needed to train on recorded trajectories.
 
-        :raises NotImplementedError: The conversion has no inverse.
+        :param maze_action: Action of the simulation.
         :return: Element of :meth:`space`, with entries `[*space.shape]`.
+        :raises NotImplementedError: The conversion has no inverse.
         """
         raise NotImplementedError(
             f"{type(self).__name__}.maze_to_space, the inverse of space_to_maze, is needed for recorded actions."
@@ -63,6 +63,8 @@ class DictActionConversion(ActionConversionInterface):
     """Pass actions on unchanged, entries of `Discrete` spaces as integers.
 
     For simulations whose actions are dictionaries.
+
+    :param heads: Spaces of the entries, the action heads.
     """
 
     uses_state = False

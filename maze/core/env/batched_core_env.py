@@ -508,7 +508,7 @@ class BatchedCoreEnv(ABC):
             self.random.copy(source.random, rows, into)
 
     def new_futures(self, rows: np.ndarray | slice, scenarios: np.ndarray | int, seed: int) -> None:
-        """Replace what chance is going to bring; the state stays.
+        """Replace the random numbers of the running episodes; the state stays.
 
         Chance then depends on the scenario and on the number of the step (since this call) only: simulations of the
         same scenario share it, whatever they do. A simulation that draws its future in advance, such as all demands

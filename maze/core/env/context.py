@@ -183,7 +183,7 @@ class InstanceSet:
     """Problem instances in arrays.
 
     :param arrays: Arrays `[n_instances, ...]` by name.
-    :param origin: Where they come from, for messages.
+    :param origin: Their source, for messages.
     :raises ConfigError: There is no instance, or the arrays have different numbers of them.
     """
 

@@ -371,7 +371,7 @@ def masked_heads(
 
     :param observation_shapes: Shapes of the observations of a sub-step.
     :param action_space: Its action heads.
-    :param masks: Which head each mask is for, where names and sizes are ambiguous.
+    :param masks: Action head by the name of its mask, where names and sizes are ambiguous.
     :return: Heads by mask, and masks that might be for several heads.
     """
     heads = {key: int(space.n) for key, space in action_space.spaces.items() if isinstance(space, spaces.Discrete)}
@@ -427,7 +427,7 @@ def masks_of_heads(
 
     :param observation: An observation of a sub-step.
     :param action_space: Its action heads.
-    :param masks: Which head each mask is for, where names and sizes are ambiguous.
+    :param masks: Action head by the name of its mask, where names and sizes are ambiguous.
     """
     shapes, given = {key: np.shape(value) for key, value in observation.items()}, masks or {}
     by_size = {head: mask for mask, head in masked_heads(shapes, action_space, given)[0].items()}

@@ -145,7 +145,7 @@ def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bo
 
     :param policy: The policy.
     :param env: The vector environment; its epoch statistics count these episodes.
-    :param quota: How many episodes each environment contributes, `[n_envs]`; counted down.
+    :param quota: Number of episodes of each environment, `[n_envs]`; counted down.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
     """
     act = acting_function(policy, env, deterministic)

@@ -39,7 +39,7 @@ class ParallelRolloutWorker:
     :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param search: What is tried before each episode is recorded.
+    :param search: Plays that are tried before each episode is recorded.
     :param instance_seeds: Seeds of environment and agent, where episodes have none of their own.
     :param sends_files: Whether recorded files are returned: the machine may have no access to the run directory.
     :param is_quiet: Whether warnings are suppressed: another worker issues them.

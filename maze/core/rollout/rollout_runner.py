@@ -118,7 +118,7 @@ class RolloutRunner(Runner, ABC):
 
     @abstractmethod
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
-        """Run the episodes, write what is to be recorded, and print the statistics.
+        """Run the episodes, write the requested records, and print the statistics.
 
         :param env: Environment, or configuration of one.
         :param wrappers: Wrappers to put around it, innermost first.
@@ -136,7 +136,18 @@ class RolloutRunner(Runner, ABC):
         agent_instance_seed: int | None = None,
         env_timeout: float | None = None,
     ) -> tuple[MazeEnv[Any], Policy]:
-        """Build environment and agent. Relative file names in their configurations refer to `input_dir`."""
+        """Build environment and agent.
+
+        :param env_config: Environment, or its configuration.
+        :param wrappers_config: Wrappers to put around it, innermost first.
+        :param max_episode_steps: Environment steps after which episodes are truncated; 0: never.
+        :param agent_config: Policy, or its configuration.
+        :param input_dir: Directory of a training run; relative file names in the configurations refer to it, and its
+            normalization statistics are used.
+        :param env_instance_seed: Seed of the environment; `None`: it is not seeded.
+        :param agent_instance_seed: Seed of the policy; `None`: it is not seeded.
+        :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
+        """
         if input_dir:
             env_config = with_files_of(input_dir, env_config, "env")
             wrappers_config = with_files_of(input_dir, wrappers_config, "wrappers")
@@ -200,11 +211,14 @@ class RolloutRunner(Runner, ABC):
 
         An episode's statistics, event log and trajectory are complete when the environment is reset after it.
 
+        :param env: The environment with its wrappers.
+        :param agent: The policy.
+        :param n_episodes: Number of episodes.
         :param render: Show each step with the environment's renderer.
         :param episode_end_callback: Called after each episode, when its records are complete.
         :param episode_seeds: Seeds of each episode; without them, the generators of the first continue.
         :param deterministic: Return deterministic (greedy) actions.
-        :param returns: Gets the sum of the rewards of each episode.
+        :param returns: List to which the return of each episode is appended.
         """
         if render:
             open_window(env)
@@ -259,7 +273,7 @@ class RolloutRunner(Runner, ABC):
 
         :param env: An environment without recorders.
         :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
-        :param search: What is tried.
+        :param search: Plays that are tried.
         :raises ConfigError: There is chance in the environment, and `search.clairvoyant` is not set; or first actions
             are to be tried, which environment or policy do not allow.
         """

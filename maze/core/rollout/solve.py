@@ -304,7 +304,7 @@ class BestPlays(Policy):
     :param env: Vectorised simulation of the environment, and its time limit.
     :param policy: The policy whose plays are tried.
     :param seeds: Seeds of environment and agent of each episode; this policy is seeded with its number instead.
-    :param search: What is tried.
+    :param search: Plays that are tried.
     """
 
     def __init__(

@@ -388,7 +388,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
         :param event_name: Interface and event, separated by a dot.
         :param metric_name: The attribute to draw.
-        :param aggregation_func: How several values of one step are joined, as pandas understands it.
+        :param aggregation_func: Aggregation of several values of one step, a function or a name of pandas.
         :param group_by: Attribute for each value of which a line is drawn.
         :param post_processing_func: Applied to each line, as pandas understands it.
         """

@@ -47,7 +47,7 @@ class SpacesConfig:
                     )
 
     def differences(self, env: Any) -> list[str]:
-        """Return what keeps a model of these spaces from acting in an environment; empty: nothing.
+        """Return the reasons why a model of these spaces cannot act in an environment; empty: it can.
 
         Observations that the environment has beyond these do no harm, nor do other bounds of observations, nor does
         another number of candidates (see :func:`~maze.core.agent.random_policy.candidates_of`).
@@ -74,7 +74,7 @@ class SpacesConfig:
         """Raise a `CheckpointError` that names the differences, if a model of these spaces cannot act.
 
         :param env: The environment.
-        :param origin: Where the model comes from.
+        :param origin: Source of the model, for messages.
         """
         if differences := self.differences(env):
             raise CheckpointError(

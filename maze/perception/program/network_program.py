@@ -253,7 +253,7 @@ class NumpyNetwork:
         return self._run(observation, _ALL)
 
     def is_current(self) -> bool:
-        """Return whether the network still is what it was, with its parameters in the memory that is read here."""
+        """Return whether the network is unchanged and its parameters are still in the memory that is read here."""
         return self._addresses_now() == self._addresses and self._modules.are_unchanged()
 
     def _addresses_now(self) -> list[int]:

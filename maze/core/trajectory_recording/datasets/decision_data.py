@@ -123,7 +123,7 @@ class JoinedLog:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def summary(self) -> str:
-        """Describe in one line what was joined and what was left out."""
+        """Describe the joined and the omitted entries in one line."""
         n = sum(len(step.substep_records) for episode in self.episodes for step in episode.step_records)
         missing = "; ".join(f"{count} {why}" for why, count in sorted(self.left_out.items()))
         return f"{n} decisions in {len(self.episodes)} episodes; left out: {missing or 'none'}."

@@ -123,7 +123,7 @@ class LoggedSteps:
         """Return values of decisions by episode.
 
         :param values: `[n_decisions]`.
-        :param fill: What stands behind the end of shorter episodes.
+        :param fill: Value after the end of shorter episodes.
         :return: `[n_episodes, longest]`.
         """
         lengths = self.lengths

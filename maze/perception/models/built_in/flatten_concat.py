@@ -55,7 +55,7 @@ class FlattenConcatBaseNet(nn.Module):
         return self.hidden(torch.cat(flat, dim=-1))  # type: ignore[no-any-return]  # nn.Module.__call__
 
     def describe_latent(self, reader: ProgramReader, inputs: Places) -> Place:
-        """Return what :meth:`latent` does, see :mod:`maze.perception.program.network_program`."""
+        """Return the program of :meth:`latent`, see :mod:`maze.perception.program.network_program`."""
         flat = [reader.flatten(inputs[key], len(shape)) for key, shape in self._obs_shapes.items()]
         return reader.layer(self.hidden, reader.concatenate(flat, axis=-1))
 

@@ -141,7 +141,7 @@ def _describe_non_finite(losses: Losses, norms: Mapping[Name, Tensor]) -> str:
 
 
 class UpdateStats:
-    """Collect what the events of an interface report, and fire their means.
+    """Collect the values of the events of an interface, and fire their means.
 
     Rows come in the order of the interface; where successive events have the same kind of group, all of one group come
     together.

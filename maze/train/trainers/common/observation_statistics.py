@@ -31,7 +31,7 @@ class ObservedRows:
     Of each observation the first one of its episode is subtracted, so that entries that do not vary have a variance of
     exactly 0. A row's sums are the same in any company.
 
-    :param names: Which observations.
+    :param names: Names of the observations.
     :param observation_spaces_dict: Observation spaces by sub-step.
     :param n_rows: Number of episodes side by side.
     """
@@ -96,7 +96,7 @@ class ObservedRows:
 def merged(observed: Iterable[Moments]) -> dict[str, CumulativeMovingMeanStd]:
     """Return statistics of several episodes by name, merged in their order.
 
-    :param observed: Those of each.
+    :param observed: Statistics of each.
     """
     found: dict[str, CumulativeMovingMeanStd] = {}
     for moments in observed:

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 EPOCH_LIMIT = 1000
-"""Most epochs of a run whose number of epochs is not fixed (`algorithm.n_epochs` is 0)."""
+"""Maximum number of epochs of a run whose number of epochs is not fixed (`algorithm.n_epochs` is 0)."""
 
 # Attributes of a trainer that are saved as they are.
 _PROGRESS = (
@@ -106,7 +106,7 @@ class Trainer(ABC):
         """Resume a run of another process; :meth:`train` then counts the epochs of both.
 
         :param state: Its saved state.
-        :param origin: Where it comes from, for messages.
+        :param origin: Its source, for messages.
         :raises ConfigError: The algorithm cannot resume that state.
         """
         raise ConfigError(
@@ -480,7 +480,7 @@ class EpochTrainer(Trainer, ABC):
         """Evaluate the current policy.
 
         :param deterministic: Take greedy actions; `None` leaves it to the evaluator.
-        :param repeats: How often.
+        :param repeats: Number of repetitions.
         :raises ConfigError: There is no evaluator.
         """
         if self.evaluator is None:
@@ -585,7 +585,7 @@ class EpochTrainer(Trainer, ABC):
         """Load weights; those of a policy alone leave a critic as it is, and a policy leaves out those of a critic.
 
         :param state_dict: Weights as :meth:`state_dict` gives them.
-        :param origin: Where they come from, for error messages.
+        :param origin: Their source, for messages.
         """
         if self.policy is self.model:
             own = self.model.state_dict()
@@ -629,7 +629,7 @@ class EpochTrainer(Trainer, ABC):
         """Restore a state of :meth:`training_state`, and report parts that cannot be restored.
 
         :param state: The state.
-        :param origin: Where it comes from, for messages.
+        :param origin: Its source, for messages.
         :raises CheckpointError: It is the state of another algorithm or another release, or its weights do not fit.
         """
         if state[train_utils.STATE_FORMAT] != STATE_VERSION:
@@ -702,7 +702,7 @@ class EpochTrainer(Trainer, ABC):
         """Resume a run of another process; epochs of both are counted.
 
         :param state: Its state.
-        :param origin: Where it comes from, for messages.
+        :param origin: Its source, for messages.
         :raises ConfigError: The run had another algorithm or model.
         """
         try:

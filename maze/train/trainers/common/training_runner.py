@@ -74,7 +74,7 @@ class TrainingRunner(Runner):
     :param trainer_class: The trainer; empty: that of the algorithm's configuration.
     :param concurrency: Number of training environments; 0: one for each CPU core, but at least eight.
     :param eval_concurrency: Number of evaluation environments; 0: as many as episodes and CPU cores suggest.
-    :param placement: Where environments are stepped: `in_process`, `processes`, or a
+    :param placement: Execution backend of the environments: `in_process`, `processes`, or a
         :class:`~maze.train.parallelization.placement.Placement` or its configuration; `None`: as the runner's class
         says. After :meth:`setup` the object.
     :param env_groups: Number of groups in which environments act by themselves, each with random numbers of its own; on
@@ -297,7 +297,7 @@ class TrainingRunner(Runner):
 
         :param config_class: The class of the algorithm's configuration.
         :param trainer_class: The runner's `trainer_class`.
-        :raises ConfigError: None is named, or the runner trains other algorithms.
+        :raises ConfigError: No trainer is named, or the runner trains other algorithms.
         """
         named = {"runner.trainer_class": trainer_class, f"{config_class.__name__}.trainer": config_class.trainer}
         given = [_trainer_named(name, config_path) for config_path, name in named.items() if name]

@@ -106,8 +106,8 @@ def clone_policy(
 
     :param learner: The policy that learns.
     :param demonstrator: The policy that acts.
-    :param rollouts: Where it acts.
-    :param config: How long, and how it is learned from.
+    :param rollouts: Rollouts in which it acts.
+    :param config: Settings of the warm start.
     :param seed: Seed of the order of minibatches.
     :param statistics: Statistics of observations that the model's networks normalize; they are updated first.
     :return: Geometric mean of the probabilities that the learner gives to the demonstrated actions in the end.

@@ -190,7 +190,7 @@ class ActionValueNetwork(nn.Module):
         return self._values(observation, self.policy(observation))
 
     def estimates(self, observation: TensorDict) -> list[Tensor]:
-        """Return what is learned about all actions of each factor: here their values."""
+        """Return the learned quantity of all actions of each factor: here their values."""
         return self(observation)  # type: ignore[no-any-return]
 
     def means(self, estimates: list[Tensor]) -> list[Tensor]:

@@ -62,7 +62,7 @@ class BCRunner(TrainingRunner):
 
         :param env_factory: Makes one environment.
         :param eval_concurrency: Number of environments.
-        :param logging_prefix: Where their statistics are logged.
+        :param logging_prefix: Prefix of their statistics.
         """
         return placement_of(cls.default_placement).vector_env(env_factory, eval_concurrency, logging_prefix)
 

@@ -44,7 +44,7 @@ class BCTrainer(EpochTrainer):
     :param optimizer: Optimizer of its parameters.
     :param loss: The loss.
     :param model_selection: Part of the training's state; the evaluators tell it about their results.
-    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :param checkpoint_file: File of the trainer's state, written after each epoch; `None`: none is written.
     :raises ConfigError: There is no data to train on.
     """
 

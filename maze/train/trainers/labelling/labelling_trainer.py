@@ -38,7 +38,7 @@ class LabellingEvents(ImitationEvents):
 
     @define_epoch_stats(np.mean)
     def changed_labels(self, value: float) -> None:
-        """Share of the labels that differ from what the current policy does."""
+        """Share of the labels that differ from the action of the current policy."""
 
     @define_epoch_stats(np.mean)
     def simulated_decisions(self, value: float) -> None:
@@ -77,7 +77,7 @@ class LabelledDecisions:
         :param actor: The actor.
         :param observations: Arrays `[n, ...]` by name.
         :param actions: The labels, `[n]`.
-        :param weights: How much they count, `[n]`, not negative.
+        :param weights: Their weights in the loss, `[n]`, not negative.
         """
         if not len(weights):
             return

@@ -172,7 +172,7 @@ class SelfLabelling(LabellingTrainer):
         return np.reshape(traced[::-1], (-1, *shape)), returns.reshape(shape), is_solution.reshape(shape)
 
     def _children(self, branches: Branches, groups: Sequence[Group], is_used: np.ndarray) -> Children:
-        """Return what branches may continue with; those that have ended stay what they are."""
+        """Return the continuations of branches; ended branches stay unchanged."""
         ended = np.flatnonzero(branches.done & is_used)
         parts = [Children(ended, np.full(len(ended), -1), np.zeros(len(ended)))]
         for group in groups:
@@ -227,7 +227,7 @@ def best_of_each(values: np.ndarray, groups: np.ndarray, n_groups: int, n_best: 
     :param values: `[n]`.
     :param groups: Group of each, `[n]`.
     :param n_groups: Number of groups.
-    :param n_best: How many of each.
+    :param n_best: Number of values kept in each group.
     """
     order = np.lexsort((-values, groups))
     first = np.searchsorted(groups[order], np.arange(n_groups))

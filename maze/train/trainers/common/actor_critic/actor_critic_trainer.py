@@ -58,7 +58,7 @@ def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor,
     :param log_prob: Joint log-probability of the sampled actions under the current policy.
     :param old_log_prob: The same under the policy that sampled them.
     :param advantage: Advantage of the sampled actions, same shape.
-    :param clip_range: How far the ratio may move from 1 before it stops earning gradient.
+    :param clip_range: Distance of the ratio from 1 at which it is clipped, so that the gradient vanishes.
     """
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()

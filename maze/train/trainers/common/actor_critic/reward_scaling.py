@@ -87,7 +87,7 @@ class RewardScaling:
 
 
 class CentredReturns(ReturnFunction):
-    """Returns of what rewards are above their average: simple reward centring (Naik et al. 2024, Reward centering).
+    """Returns of rewards minus their average: simple reward centring (Naik et al. 2024, Reward centering).
 
     Where a problem has no end and is judged by averages, values consist mostly of the average reward divided by `1 -
     gamma`, a constant that carries no information about actions and hides differences that do. Without it `gamma` may
@@ -99,7 +99,7 @@ class CentredReturns(ReturnFunction):
     with outputs around 1 learns too late, if ever. Scaled, it is divided by the standard deviation of the targets.
 
     :param returns: Estimates advantages and targets from the rewards that remain.
-    :param rate: How fast the estimates of the average and of the standard deviation follow each rollout, above 0 to 1.
+    :param rate: Step size of the running estimates of average and standard deviation for each rollout, in (0, 1].
     :param is_scaled: Whether values are learned in standard deviations of the targets.
     """
 

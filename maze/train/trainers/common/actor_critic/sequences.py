@@ -65,14 +65,14 @@ class Sequences:
     def all_at_once(self, device: str) -> ModelRuns:
         """Return the runs of a model over all sequences at once, from the stored states before them.
 
-        :param device: Where the networks are.
+        :param device: Device of the networks.
         """
         return self.runs([PackedRows(self.order, self.starts, self.lengths, device)])
 
     def minibatches(self, n: int, generator: torch.Generator) -> Iterator[tuple[np.ndarray, Sequences] | None]:
         """Return all sequences in random order, divided into as many rows each as whole sequences allow.
 
-        :param n: How many; `None` comes in the place of those that would be empty.
+        :param n: Number of parts; empty parts are `None`.
         :param generator: Source of the order.
         :return: As :meth:`chosen`.
         """
@@ -85,7 +85,7 @@ class Sequences:
     def chosen(self, indices: np.ndarray) -> tuple[np.ndarray, Sequences]:
         """Return some of the sequences.
 
-        :param indices: Which, `[n_chosen]`.
+        :param indices: Their indices, `[n_chosen]`.
         :return: Their rows, sequence after sequence, and the sequences of these rows in that order.
         """
         lengths = self.lengths[indices]
@@ -96,7 +96,8 @@ class Sequences:
     def known(self, is_known: np.ndarray) -> Sequences:
         """Return the sequences without rows at their ends.
 
-        :param is_known: Which rows stay, bool `[n_rows]`; those that do not are the last ones of their sequences.
+        :param is_known: Mask of the rows to keep, bool `[n_rows]`; the others are the last ones of their
+            sequences.
         """
         kept = is_known[self.order]
         lengths = np.add.reduceat(kept, self.starts).astype(np.int64)

@@ -44,7 +44,7 @@ class ModelSelectionBase(ABC):
         """Receive the score of the current model and its violation of constraints.
 
         :param reward: Score of the evaluation; more is better.
-        :param violation: How far it is from fulfilling them; 0: it does.
+        :param violation: Violation of the constraints; 0: all are fulfilled.
         """
         self.update(reward if violation == 0 else -math.inf)
 
@@ -118,7 +118,7 @@ class Constraint(NamedTuple):
         return cls(" ".join(text.split()), name, match["sign"], bound, per or None)
 
     def violation(self, value: float) -> float:
-        """Return how far a value is from what is allowed, relative to the bound; 0: it is allowed."""
+        """Return the violation of the constraint by a value, relative to the bound; 0: it is fulfilled."""
         if math.isnan(value):
             return math.inf
         found = "=" if value == self.bound else "<" if value < self.bound else ">"

@@ -70,7 +70,7 @@ def _stacked(steps: Sequence[_Step], n_actors: int, zeros: Zeros | None = None) 
 
 
 def _stack(dictionaries: Sequence[Mapping[str, Any] | None], zeros: Arrays | None) -> Arrays:
-    """Return arrays by key; zeros for what is missing."""
+    """Return arrays by key; missing entries are zero."""
     if zeros is None:
         example = next((entry for entry in dictionaries if entry is not None), {})
         zeros = {key: np.zeros_like(np.asarray(value)) for key, value in example.items()}
@@ -423,7 +423,7 @@ def record_of_row(rows: TransitionRows, row: int, actors: Sequence[ActorID]) -> 
     """Return a step of a single actor as an unbatched record.
 
     :param rows: The steps.
-    :param row: Which of them.
+    :param row: Index of the row.
     :param actors: The actor.
     """
     observation, action, after = (

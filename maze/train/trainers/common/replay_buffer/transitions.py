@@ -1,4 +1,4 @@
-"""Environment steps as rows of arrays: what replay buffers hold.
+"""Environment steps as rows of arrays, the content of replay buffers.
 
 A row is one *environment step* with all of its sub-steps, whose actors act in a fixed order. An episode that ends in
 mid-step leaves a row with fewer sub-steps; the rest of it is zero, except observations: networks have to be able to
@@ -71,7 +71,7 @@ class TransitionBatch:
     rewards: Tensor
     """float32 `[B, n_actors]`"""
     next_observations: list[TensorDict]
-    """First actor: what it saw after the step. Others: what they saw in the step after."""
+    """First actor: its observation after the step. Others: their observations in the next step."""
     terminated: Tensor
     """bool `[B]`"""
     n_substeps: Tensor | None
@@ -86,7 +86,7 @@ class TransitionBatch:
     def acted(self, position: int) -> Tensor | None:
         """Return 1 where an actor acted, 0 where the episode had ended before; `None`: it always did.
 
-        :param position: Which actor of the step.
+        :param position: Position of the actor in the step.
         :return: Floats `[B]`.
         """
         return None if self.n_substeps is None or position == 0 else (self.n_substeps > position).float()
@@ -94,7 +94,7 @@ class TransitionBatch:
     def ended_at(self, position: int) -> Tensor:
         """Return whether the episode terminated with the sub-step of an actor.
 
-        :param position: Which actor of the step.
+        :param position: Position of the actor in the step.
         :return: Booleans `[B]`.
         """
         n_substeps = len(self.actors) if self.n_substeps is None else self.n_substeps
@@ -108,7 +108,7 @@ class NStepReturns:
     rewards: Tensor
     """float32 `[B, n_actors]`: discounted sum of the rewards from each sub-step on."""
     discounts: Tensor
-    """float32 `[B]`: discount of the value of what is observed after them."""
+    """float32 `[B]`: discount of the value of the next observation."""
     next_observations: list[TensorDict]
     """First actor: its observation after the last of these steps. Others: their observation in it, which counts where
     the episode was truncated before they acted."""
@@ -236,7 +236,7 @@ class TransitionColumns:
         """Return the rows in the given places.
 
         :param slots: int64 `[B]`, below the number of rows.
-        :param device: Where the tensors go.
+        :param device: Device of the tensors.
         """
         has_next_step, next_observations = None, [_take(self.next_observation, slots, device)]
         if len(self.actors) > 1:
@@ -270,7 +270,7 @@ class TransitionColumns:
         :param slots: int64 `[B]`, below the number of rows.
         :param n_steps: Most environment steps.
         :param gamma: Discount for each of them.
-        :param device: Where the tensors go.
+        :param device: Device of the tensors.
         """
         rewards = np.cumsum(self.rewards[slots][:, ::-1], axis=1)[:, ::-1].copy()
         last, discounts = slots.copy(), np.ones(len(slots), np.float32)
@@ -308,7 +308,7 @@ class TransitionColumns:
         return {"n_added": self.n_added, "capacity": self.capacity, "all_complete": self.all_complete, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` of columns of the same capacity gave."""
+        """Restore the result of :meth:`state_dict` of columns of the same capacity."""
         for name, array in self._arrays().items():
             saved = state["arrays"][name].numpy()
             array[: len(saved)] = saved

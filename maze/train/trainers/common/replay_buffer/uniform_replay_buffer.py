@@ -131,7 +131,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """Draw items as one batch of environment steps, those of an item one after the other.
 
         :param n_samples: Number of items.
-        :param learner_device: Where the tensors shall be.
+        :param learner_device: Device of the tensors.
         """
         return self.columns.read(self._draw(n_samples), learner_device)
 

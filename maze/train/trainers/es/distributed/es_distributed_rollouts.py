@@ -242,7 +242,7 @@ class ESDistributedRollouts(ABC):
         return
 
     def report_work(self, statistics: LogStatsAggregator) -> None:
-        """Add what the actors of a cluster have done to the statistics; without a cluster, do nothing.
+        """Add the statistics of the actors of a cluster to those of the epoch; without a cluster, do nothing.
 
         :param statistics: Statistics of the epoch.
         """
