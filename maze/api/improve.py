@@ -51,7 +51,7 @@ DIRECTORY = "improvement"
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE, LARGE_PPO_SHARE = 0.05, 0.15, 0.1, 0.3
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
 another training run, which gets the rest: where planning is shown to be better than the heuristic, and where not."""
-# Shares of the budget that are reserved for the confirmation, which also gets what is left: while there is no
+# Shares of the budget that are reserved for the confirmation, which also gets the remaining time: while there is no
 # candidate; at most; and at most where a candidate needs them for the fewest episodes of a confirmation.
 _LEAST_CONFIRMATION, _MOST_CONFIRMATION, _SLOW_CONFIRMATION = 0.15, 0.4, 0.65
 LEAST_EPISODES = 20
@@ -335,8 +335,8 @@ class _TimedPolicy(Policy):
 class ImproveRunner(runners.EvaluationRunner):
     """Improve a heuristic within a budget, and recommend the best policy that is confirmed to be better.
 
-    The policies: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
-    chance in the environment, `self_labelling` otherwise); a rollout policy with the trained policy as base; PPO,
+    The policies: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if the
+    environment is stochastic, `self_labelling` otherwise); a rollout policy with the trained policy as base; PPO,
     warm-started by cloning the heuristic. All play the same episodes, whose seeds training does not use. Where planning
     is slow, there are fewer episodes (at least 20). Candidates with a better mean return are confirmed by the gate
     against the heuristic in further episodes, the best first, until one passes. A policy that cannot be built, trained
@@ -344,7 +344,7 @@ class ImproveRunner(runners.EvaluationRunner):
     directories below.
 
     :param policy: The heuristic, or its configuration.
-    :param budget: Wall time of everything: seconds, or a text such as `10min`.
+    :param budget: Wall time of the command: seconds, or a text such as `10min`.
     :param n_episodes: Number of common episodes at most; the confirmation has at most five times as many.
     :param horizon: Environment steps that planning simulates; `None`: chosen by measurements.
     :param value: Estimate of the return after the horizon, for planning with the heuristic (see `policy=rollout`).
@@ -780,7 +780,7 @@ def improve(
 
     :param run: The run; it is not trained.
     :param heuristic: The policy, its class or its configuration.
-    :param budget_s: Wall time of everything in seconds.
+    :param budget_s: Wall time of the call in seconds.
     :param given: Arguments of the `RunContext` for training runs.
     :param settings: Further arguments of :class:`ImproveRunner`.
     :param run_context: The class of run contexts.

@@ -1,7 +1,7 @@
 """Values of actions by simulation: common random numbers, paired differences, sequential halving.
 
-The planner knows states, candidate actions and returns, and neither policies nor configurations: a policy that acts,
-labels for learning and batches of states all use it.
+The planner depends on states, candidate actions and returns, not on policies or configurations: rollout policies,
+labels for learning and batches of states use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from maze.planning.branches import Actions, Branches, Group
 
 _MIN_SCENARIOS = 2
-# Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference.
+# Scenarios of the first round: few do not estimate the spread; two show that randomness makes no difference.
 _ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
 # Scenarios from which on the base policy's action is replaced: fewer miss rare losses, so that their intervals are
 # too narrow.
@@ -215,17 +215,17 @@ class ActionValues:
 class Planner:
     """Compare actions by simulation.
 
-    In each round the candidates of a decision meet new scenarios, the same for all; then the worse half goes, judged by
-    the mean paired difference from the base policy's action (sequential halving, Karnin et al. 2013), and the number of
-    scenarios doubles. A decision is over when what is left is shown to be better or worse than the base's action, or
-    when the scenarios or the budget are used up.
+    In each round the candidates of a decision are simulated in new scenarios, the same for all. Then the worse half is
+    dropped, by the mean paired difference from the base policy's action (sequential halving, Karnin et al. 2013), and
+    the number of scenarios doubles. A decision ends when the remaining candidate is shown to be better or worse than
+    the base's action, or when the scenarios or the budget are exhausted.
 
     :param simulate: Simulates branches.
     :param scenarios: Scenarios of a candidate at most.
     :param confidence: Of the intervals of all candidates of a decision together.
     :param decisions: Budget of simulated decisions for each state; `None`: no limit.
     :param seconds: Budget of seconds for each state; `None`: no limit. Results then depend on the machine.
-    :param chance: Whether to expect chance: without it, two scenarios are enough if they do not differ.
+    :param chance: Whether the environment is stochastic: otherwise two scenarios suffice if they do not differ.
     :param length: Decisions of a branch, as long as none has been simulated; `None`: unknown.
     :param is_for_each: The confidence is that of each candidate by itself: for labels, whose errors average out.
     """
@@ -256,7 +256,7 @@ class Planner:
         :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
         """
         least = min(_SCENARIOS_TO_REPLACE if self._chance else _ROUND_WITHOUT, self.scenarios)
-        # Bonferroni: the best of many looks better by chance
+        # Bonferroni: the best of many estimates is biased upwards
         n_intervals = [1 if self._is_for_each else max(1, len(actions) - 1) for actions in candidates]
         trials = [
             _Trial(row, actions, 1.0 - (1.0 - self.confidence) / n_intervals[row], least)
@@ -386,7 +386,7 @@ class _Trial:
         return spread
 
     def _is_certain(self) -> bool:
-        """Return whether chance has made no difference in enough scenarios: further ones would change nothing."""
+        """Return whether enough scenarios have equal returns: further ones would not change the result."""
         n_left = self._n[0]
         if n_left < self._least or self._base_low != self._base_high:
             return False

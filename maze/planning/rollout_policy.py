@@ -1,4 +1,4 @@
-"""Rollout policy: simulates the candidates of every decision and takes the best, or what a base policy would do."""
+"""Rollout policy: simulates the candidates of every decision and takes the best one or the action of a base policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CANDIDATES = 64
 """Candidates of a decision at most, by default."""
 _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
-# Share of the decisions whose gain by horizon is measured: many episodes say more than neighbouring decisions.
+# Share of the decisions whose gain by horizon is measured: neighbouring decisions of an episode are correlated.
 _SIMULATED_SHARE = 0.2
 # Parts of the branches for each worker process: branches take uneven time, and a free process takes the next part.
 _PARTS = 4
@@ -54,7 +54,7 @@ def _summed(event: Event) -> Event:
 
 
 class PlanningEvents(ABC):
-    """What a rollout policy does."""
+    """Statistics of rollout policies."""
 
     @_summed
     def simulated_decisions(self, count: int) -> None:
@@ -81,7 +81,7 @@ class PlanningEvents(ABC):
     def clairvoyant(self, decisions: int) -> None:
         """A decision was planned with the true future of the episode, as no policy can.
 
-        :param decisions: One.
+        :param decisions: Number of decisions, 1.
         """
 
 
@@ -102,9 +102,9 @@ class RolloutPolicy(Policy):
     :param confidence: Of the intervals that show a candidate to be better.
     :param value: Estimate of the return after the horizon: `critic` (of the training run that the base comes from), a
         function of observations `[n, ...]` and the actor (or its configuration), or `None`: 0.
-    :param n_processes: Worker processes; used where the simulation is not written for many.
+    :param n_processes: Worker processes; used where the simulation is not vectorised.
     :param clairvoyant: Plan with the true future of the episode, as no policy can: an upper bound, marked in tables.
-    :param action_spaces_dict: Action spaces of the environment, for base policies that ask for them.
+    :param action_spaces_dict: Action spaces of the environment, for base policies that take them.
     :raises ConfigError: A value is out of its range.
     """
 
@@ -165,13 +165,13 @@ class RolloutPolicy(Policy):
     def bind(self, env: Any) -> None:
         """Make the copies to plan with.
 
-        :raises ConfigError: No copies can be made, or one scenario is to stand for chance.
+        :raises ConfigError: No copies can be made, or `scenarios` is 1 in a stochastic environment.
         """
         self.close()
         layers = branches.stack_of(env)
         chance = branches.chance_in(layers[0], "policy: planning")
         if chance and self.scenarios == 1 and not self.clairvoyant:
-            reason = "copies of the environment with new futures differ, so that one scenario says nothing"
+            reason = "copies of the environment with new futures differ, so that one scenario is not enough"
             raise ConfigError(f"policy.scenarios=1: {reason}. Use more, or policy.clairvoyant=true.")
         of_single = (layers[0], self.base, self.horizon, self.gamma, self.value)
         self._arrays = None if self.base.needs_env() else branches.simulation_of(layers[0])
@@ -447,7 +447,7 @@ def value_function(value: Any, where: str) -> Value | None:
     :param value: A function of observations `[n, ...]` and the actor that acts next, its configuration, or `None`:
         nothing.
     :param where: Its configuration key, for messages.
-    :raises ConfigError: It is no function.
+    :raises ConfigError: It is not a function.
     """
     if value is None:
         return None

@@ -196,7 +196,7 @@ class HiddenStates:
                     array[envs] = 0.0
 
     def copied(self) -> dict[ActorID | None, StatesOfActor]:
-        """Return the states as they are now, by actor."""
+        """Return copies of the current states, by actor."""
         return {actor: {key: array.copy() for key, array in of.items()} for actor, of in self._by_actor.items()}
 
     def act(

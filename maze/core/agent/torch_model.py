@@ -306,7 +306,7 @@ class TorchModel(ABC):
 
 
 class NetworksModel(TorchModel):
-    """A model that is its networks, by key, and nothing else.
+    """A model that consists of networks by key.
 
     :param networks: The networks; they are moved to the device.
     :param device: Device of the networks.

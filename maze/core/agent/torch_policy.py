@@ -252,7 +252,7 @@ class TorchPolicy(NetworksModel, Policy):
         return self.networks[self.network_key(actor_id)]
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
-        """Return whether both act with the same networks, so that what one learns the other knows."""
+        """Return whether both act with the same networks, so that both learn at once."""
         return all(network is other.networks.get(key) for key, network in self.networks.items())
 
     @override(NetworksModel)
@@ -474,7 +474,7 @@ def _sampler_for(head: str, mapper: DistributionMapper, generator: torch.Generat
 class InitialPolicy:
     """A frozen copy of a policy.
 
-    :param policy: The policy as it is now.
+    :param policy: The policy.
     """
 
     def __init__(self, policy: TorchPolicy) -> None:

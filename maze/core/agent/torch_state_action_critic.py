@@ -351,7 +351,7 @@ def q_values_key(head: str) -> str:
 def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces.Dict:
     """Return the action heads of all sub-steps.
 
-    :raises ConfigError: Two sub-steps have a head of the same name, of which a shared critic would see only one.
+    :raises ConfigError: Two sub-steps have a head of the same name, of which a shared critic would observe only one.
     """
     heads: dict[str, spaces.Space[Any]] = {}
     for step_key, space in action_spaces_dict.items():

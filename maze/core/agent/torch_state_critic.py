@@ -155,8 +155,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
 class TorchSharedStateCritic(TorchStateCritic):
     """One value for an environment step, shared by all of its sub-steps and agents.
 
-    The network sees the observations of all sub-steps of the step in one dictionary. Without `stack_observations` it
-    can also evaluate some of the sub-steps only; the observations of the others are zero then.
+    The network receives the observations of all sub-steps of the step in one dictionary. Without `stack_observations`
+    it can also evaluate some of the sub-steps only; the observations of the others are zero then.
 
     :param networks: The value network, under any key.
     :param obs_spaces_dict: Observation spaces of all sub-steps.

@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
     @property
     def when(self) -> str:
-        """Step and seed, as far as they are known."""
+        """Step and seed, if known."""
         steps = [] if self.n_steps is None else [f"after {self.n_steps} steps of its episode"]
         return ", ".join(steps + ([] if self.seeding is None else [str(self.seeding)]))
 

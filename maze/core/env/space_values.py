@@ -396,7 +396,7 @@ def masks_by_name(observation_shapes: Mapping[str, tuple[int, ...]], action_spac
     """Return the masks that the names of heads determine: `<head>_mask`, or `action_mask` if there is one head.
 
     A mask has an entry for each logit: of `MultiDiscrete` heads the values of one choice after those of another, of
-    `MultiBinary` heads one for each bit, which says whether it may be 1. Stacked time steps may come first.
+    `MultiBinary` heads one for each bit, whether it may be 1. Stacked time steps may come first.
 
     :param observation_shapes: Shapes of the observations of a sub-step.
     :param action_space: Its action heads.

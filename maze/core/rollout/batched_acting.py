@@ -152,7 +152,7 @@ def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bo
     observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
     actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
     try:
-        env.episode_budget = np.zeros(env.n_envs, np.int64)  # what was left unfinished does not count
+        env.episode_budget = np.zeros(env.n_envs, np.int64)  # unfinished episodes do not count
         env.reset(out=observations)
         env.episode_budget = quota
         n_ticks = 0

@@ -58,10 +58,10 @@ class RolloutRunner(Runner, ABC):
     :param record_actions: Store each episode's seed and actions in `action_records`, to be replayed.
     :param env_timeout: Seconds that a step or a reset of the environment may take; `None`: any time.
     :param record_parquet: Store each episode as a table in `trajectory_parquet`.
-    :param best_of: Play each episode so often with other samples of the policy, and then once more, recorded, as it
-        went best: the way in which constructed solutions, such as schedules, are usually reported.
-    :param clairvoyant: Allow `best_of` in environments with chance, where it chooses with hindsight: the same chance is
-        met again and again. The result is an upper bound and no performance of the policy.
+    :param best_of: Play each episode that many times with other samples of the policy, and record a repetition of the
+        best play, as is usual for constructed solutions such as schedules.
+    :param clairvoyant: Allow `best_of` in stochastic environments, where it chooses with hindsight among plays with the
+        same random numbers. The result is an upper bound, not the performance of the policy.
     :param starts: `first_action`: instead of samples, try every first action of an episode and continue greedily.
     """
 
@@ -269,13 +269,13 @@ class RolloutRunner(Runner, ABC):
     def best_plays(
         env: StructuredEnv, agent: Policy, episode_seeds: EpisodeSeeds, search: Search
     ) -> tuple[Policy, EpisodeSeeds]:
-        """Return a policy and seeds with which each episode takes the best course that a search finds.
+        """Return a policy and seeds that repeat the best play of a search in each episode.
 
         :param env: An environment without recorders.
         :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
         :param search: Plays that are tried.
-        :raises ConfigError: There is chance in the environment, and `search.clairvoyant` is not set; or first actions
-            are to be tried, which environment or policy do not allow.
+        :raises ConfigError: The environment is stochastic, and `search.clairvoyant` is not set; or environment or
+            policy do not allow first actions to be tried.
         """
         best_of = search.best_of
         if best_of == 1 and not search.starts:

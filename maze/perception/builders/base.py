@@ -305,7 +305,7 @@ def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
     """Instantiate a configuration, or return a given object.
 
     :param where: Place in the configuration, for messages.
-    :param arguments: Arguments that the configuration need not state; what it states has priority.
+    :param arguments: Defaults of arguments; those of the configuration have priority.
     :raises ConfigError: There is nothing to build, or it does not take its arguments; the message names the place.
     """
     if config is None:

@@ -31,7 +31,7 @@ Places: TypeAlias = Mapping[str, Place]
 Array: TypeAlias = np.ndarray[Any, Any]
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
-"""The activations that programs know."""
+"""The activations of programs."""
 
 # If a subclass replaces one of them, an inherited description does not apply.
 _COMPUTING_METHODS = ("forward", "normalized_forward", "latent")
@@ -175,7 +175,7 @@ class ProgramReader:
 
 
 def read_program(network: nn.Module, is_for_population: bool = False) -> Program | None:
-    """Return the program of a network; `None` where only the module itself can compute what it does.
+    """Return the program of a network; `None` where only the module itself can compute its outputs.
 
     :param is_for_population: See :class:`ProgramReader`.
     """

@@ -153,7 +153,7 @@ def is_decision_log(path: str | Path) -> bool:
 
 
 def read_decisions(path: str | Path, env: MazeEnv[Any] | None = None) -> list[SpacesTrajectoryRecord]:
-    """Read the complete episodes of a decision log; log a warning of what is left out.
+    """Read the complete episodes of a decision log; log a warning about omitted entries.
 
     :param path: Directory of the log, or one of its files.
     :param env: The environment, for its sub-step keys.

@@ -274,7 +274,7 @@ class _Builder:
 
 
 def _first_observation_after(episode: Sequence[tuple[int, SpacesRecord]]) -> Mapping[str, Any] | None:
-    """Return what the first actor observed after the last step of an episode.
+    """Return the observation of the first actor after the last step of an episode.
 
     Records do not name the observing actor. `None`: no observation was recorded, or it is that of another actor: the
     episode was truncated between sub-steps, other actors acted in the last step, or the entries differ.

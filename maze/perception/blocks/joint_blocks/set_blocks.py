@@ -31,7 +31,7 @@ _ROWS_OF_PRODUCTS = 512
 MANY_ROWS = 4096
 """Number of rows of a batch below which gathering those that count costs more than it saves."""
 SHARE_WORTH_IT = 0.75
-"""Share of rows of the largest set of a batch up to which gathering pays."""
+"""Share of rows of the largest set of a batch up to which gathering is faster."""
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):
@@ -248,7 +248,7 @@ class GatheredRows:
 
 
 def _first_rows(*masks: Array) -> Array:
-    """Return flat indices `[n_sets, n_kept]` of the rows to keep; without columns where gathering does not pay."""
+    """Return flat indices `[n_sets, n_kept]` of the rows to keep; without columns where gathering is not faster."""
     n = masks[0].shape[-1]
     counts = reduce(np.logical_or, [mask > 0 for mask in masks]).reshape(-1, n)
     n_kept = int(counts.sum(axis=1).max(initial=0))

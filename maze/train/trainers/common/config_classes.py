@@ -143,7 +143,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     critic_burn_in_epochs: Natural = 0
-    """Number of epochs at the start in which the critic learns alone and the policy stays as it is."""
+    """Number of epochs at the start in which only the critic learns."""
 
     n_rollout_steps: Count = 100
     """Number of steps taken in each environment for a rollout."""
@@ -185,7 +185,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Weight of KL(policy || initial policy): keeps a run that starts from a good policy close to it."""
 
     kl_to_initial_decay: Share = field(default=1.0, kw_only=True)
-    """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
+    """Factor of that weight after each epoch in which the policy learns; 1: constant."""
 
     reward_centering: Share = field(default=0.0, kw_only=True)
     """How fast the estimate of the average reward follows each rollout, above 0 to 1; the estimate is subtracted from

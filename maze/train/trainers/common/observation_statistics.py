@@ -107,7 +107,7 @@ def merged(observed: Iterable[Moments]) -> dict[str, CumulativeMovingMeanStd]:
 
 class ObservationStatistics:
     """The statistics in all :class:`~maze.perception.blocks.general.input_conversion.RunningNormalizationBlock`
-    of a model, which are the same for all networks, sub-steps and environments that see an observation of that name.
+    of a model, which are the same for all networks, sub-steps and environments with an observation of that name.
 
     Trainers call :meth:`learn` once for each rollout, after they have learned from it. A rollout is collected and
     learned from with the same statistics, those of all rollouts before. Every observation that was acted on counts
@@ -145,7 +145,7 @@ class ObservationStatistics:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Return a context in which the model's weights are replaced, and its statistics stay what they are."""
+        """Return a context in which the model's weights are replaced, but not its statistics."""
         buffers = [buffer for blocks in self._blocks.values() for each in blocks for buffer in each.buffers()]
         before = [buffer.clone() for buffer in buffers]
         try:

@@ -72,12 +72,12 @@ class Trainer(ABC):
     def build(cls, run: Any) -> Trainer:
         """Build the trainer of a run from the parts that an algorithm needs.
 
-        The runner has read the configuration, seeded everything and estimated normalization statistics. It
-        provides the parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
+        The runner has read the configuration, seeded everything and estimated normalization statistics. It provides the
+        parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
         `run.rollouts()` or another way to collect experience (`run.actors(...)`, `run.workers(...)`),
-        `run.best_model_selection(model)`, `run.evaluator(selection)` and `run.agent_seed()`. What the runner made it
-        closes, and it continues the trainer from an earlier run where that is configured. Only what is the algorithm's
-        own (a replay buffer, a data set) is built here.
+        `run.best_model_selection(model)`, `run.evaluator(selection)` and `run.agent_seed()`. The runner closes the
+        parts that it created, and resumes the trainer from an earlier run where that is configured. This method builds
+        the parts of the algorithm only (a replay buffer, a data set).
 
         :param run: The :class:`~maze.train.trainers.common.training_runner.TrainingRunner`.
         :raises ConfigError: The algorithm has no `build`.
@@ -165,7 +165,7 @@ class EpochTrainer(Trainer, ABC):
     model: Any
     """The model that is trained; subclasses declare its type."""
     training_violation: float = 0.0
-    """How far the episodes of the last epoch are from fulfilling the constraints; see :attr:`training_reward`."""
+    """Violation of the constraints by the episodes of the last epoch; see :attr:`training_reward`."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class EpochTrainer(Trainer, ABC):
         self.share_done = 0.0
         """Share of all updates of this call that is done; without a limit, epochs."""
         self.critic_learns_alone = self.config.critic_burn_in_epochs > 0
-        """Whether this is one of the epochs at the start in which the policy stays as it is."""
+        """Whether this is one of the epochs at the start in which only the critic learns."""
         self.evaluated_epoch: int | None = None
         """Number of completed epochs at the latest evaluation."""
         self.training_reward = math.nan
@@ -582,7 +582,7 @@ class EpochTrainer(Trainer, ABC):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
-        """Load weights; those of a policy alone leave a critic as it is, and a policy leaves out those of a critic.
+        """Load weights; those of a policy alone do not change a critic, and a policy ignores those of a critic.
 
         :param state_dict: Weights as :meth:`state_dict` gives them.
         :param origin: Their source, for messages.

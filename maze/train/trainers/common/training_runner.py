@@ -83,8 +83,8 @@ class TrainingRunner(Runner):
     :param address: With `runner=ray`, where Ray is: `auto` (the cluster that this machine belongs to) or
         `<host>:<port>`; `None`: one is started on this machine for the time of the run.
     :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
-    :param profile: Write into `profile.txt` where the time of an update goes: the second one of the training in parts,
-        the third one by function. A shorter training's says what it lacks.
+    :param profile: Write the time of the second update by parts, and of the third one by function, into `profile.txt`;
+        after a shorter run, the file states which of them is missing.
     """
 
     state_dict_dump_file: str = "state_dict.pt"
@@ -172,7 +172,7 @@ class TrainingRunner(Runner):
         trained_for = directory / Path(self.spaces_config_dump_file).name
         if trained_for.is_file():
             SpacesConfig.load(trained_for).require_same(self.spaces, f"input_dir={directory}")
-        with suppress(OSError):  # a directory that cannot be written to has nothing of ours to clean up
+        with suppress(OSError):  # a directory that cannot be written to contains no file to remove
             clean_stale_temporaries(directory, min_age=60.0)
         weights, checkpoint = directory / Path(self.state_dict_dump_file).name, directory / CHECKPOINT_FILE
         if self.resumed_state:
@@ -222,7 +222,7 @@ class TrainingRunner(Runner):
             raise ConfigError(f"The {type(self).__name__} was not set up: call setup(cfg) before using it.")
         return getattr(self, name)
 
-    # -- what a trainer is built of, besides environments ----------------------------------------------
+    # -- parts of a trainer besides environments ----------------------------------------------
 
     @property
     def algorithm(self) -> Any:

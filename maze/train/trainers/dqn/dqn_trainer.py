@@ -135,7 +135,7 @@ def bellman_targets(
 
     One step: the reward of the sub-step plus the value of the next sub-step, which is discounted where it begins
     another environment step. Several steps: the rewards of the rest of this environment step and of those after it,
-    plus the discounted value of what is observed then. After a termination nothing is added.
+    plus the discounted value of the next observation. Nothing is added after a termination.
 
     :param batch: Transitions; targets of sub-steps that were not taken have no meaning.
     :param n_step: N-step returns; `None`: one step counts.
@@ -278,7 +278,7 @@ class EpsilonGreedyPolicy(TorchPolicy):
 
     @override(TorchPolicy)
     def state_dict(self) -> dict[str, Any]:
-        # workers with copies of the policy get its weights with each rollout, and nothing else
+        # workers with copies of the policy receive only its weights with each rollout
         return {**super().state_dict(), "epsilon": self._epsilon}
 
     @override(TorchPolicy)

@@ -49,7 +49,7 @@ class BCRunner(TrainingRunner):
         """Train.
 
         :param n_epochs: Number of epochs; `None` takes the configuration's.
-        :param evaluator: Evaluates the policy; `None`: what was configured.
+        :param evaluator: Evaluates the policy; `None`: the configured evaluators.
         :param eval_every_k_iterations: Evaluate after every so many minibatches; `None` takes the configuration's.
         """
         super().run(n_epochs, evaluator=evaluator, eval_every_k_iterations=eval_every_k_iterations)

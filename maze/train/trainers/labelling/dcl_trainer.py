@@ -196,7 +196,7 @@ class DCL(LabellingTrainer):
 
 
 class _Progress:
-    """How long episodes are, as far as it is known."""
+    """Length of episodes, if known."""
 
     def __init__(self) -> None:
         self.longest = _LONGEST_WALK

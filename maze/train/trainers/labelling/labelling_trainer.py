@@ -34,7 +34,7 @@ class LabellingEvents(ImitationEvents):
 
     @define_epoch_stats(np.mean)
     def gain(self, value: float) -> None:
-        """Estimated gain of the return by the labels, over what they are compared with."""
+        """Estimated gain of the return by the labels, over the actions that they are compared with."""
 
     @define_epoch_stats(np.mean)
     def changed_labels(self, value: float) -> None:

@@ -42,7 +42,7 @@ class Children(NamedTuple):
 
 
 class SelfLabelling(LabellingTrainer):
-    """Self-labelling (Corsini, Porrello, Calderara and Dell'Amico 2024), for environments without chance.
+    """Self-labelling (Corsini, Porrello, Calderara and Dell'Amico 2024), for deterministic environments.
 
     An update samples several solutions of each of some instances and imitates the best one, weighted by its advantage
     over the mean of all. Solutions are sampled without replacement, by stochastic beam search (Kool, van Hoof and
@@ -54,7 +54,7 @@ class SelfLabelling(LabellingTrainer):
     :param copies: Copies of the environment.
     :param seed: Seed.
     :param common: See :class:`~maze.train.trainers.labelling.labelling_trainer.LabellingTrainer`.
-    :raises ConfigError: There is chance in the environment, or actions are not discrete.
+    :raises ConfigError: The environment is stochastic, or actions are not discrete.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = SelfLabellingConfig

@@ -83,7 +83,7 @@ class BaseReplayBuffer(ABC):
         :param observation_spaces_dict: Observation spaces by step key.
         :param action_spaces_dict: Action spaces by step key.
         :param item_length: Number of environment steps of an item.
-        :raises ConfigError: The buffer cannot keep what is going to be added.
+        :raises ConfigError: The buffer cannot store these items.
         """
         if len(actors) > 1 or item_length > 1:
             raise ConfigError(

@@ -264,7 +264,7 @@ class TransitionColumns:
     def n_step_returns(self, slots: np.ndarray, n_steps: int, gamma: float, device: str) -> NStepReturns:
         """Sum up the rewards after rows, until the episode ends or the following steps are not known.
 
-        If the episode was truncated between two sub-steps, the value of the actor that was to act stands for the rest
+        If the episode was truncated between two sub-steps, the value of the next actor replaces the remaining rewards
         of that environment step.
 
         :param slots: int64 `[B]`, below the number of rows.

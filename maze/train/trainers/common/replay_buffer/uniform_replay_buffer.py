@@ -227,9 +227,9 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         return batch
 
     def set_errors(self, slots: np.ndarray, errors: np.ndarray) -> None:
-        """Set how surprising rows were.
+        """Set the priorities of rows by their errors.
 
-        :param slots: int64 `[B]`: where they lie, see
+        :param slots: int64 `[B]`: indices of the rows, see
             :class:`~maze.train.trainers.common.replay_buffer.replay_buffer.TransitionBatch`.
         :param errors: float `[B]`: absolute errors.
         """
