@@ -94,7 +94,7 @@ def optional_package(name: str, extra: str, need: str) -> Any:
 
     :param name: Its import path.
     :param extra: The extra that installs it.
-    :param need: Text of the error: what needs it.
+    :param need: Beginning of the error message: the feature that needs the module.
     :raises ConfigImportError: It cannot be imported; the message has the command that installs it.
     """
     try:
@@ -108,7 +108,7 @@ def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> st
 
     :param wrong: The unknown name.
     :param known: The known names.
-    :param form: The place of the name in the whole that is shown, for instance `algorithm.{}`.
+    :param form: Format of the name in the sentence, for instance `algorithm.{}`.
     """
     close = closest(wrong, known)
     return "" if close is None else f" Did you mean `{form.format(close)}`?"

@@ -1,4 +1,4 @@
-"""Adam over networks whose parameters lie one after the other in memory."""
+"""Adam over networks with contiguous parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class FlatAdam:
-    """Adam over networks whose parameters lie one after the other in memory.
+    """Adam over networks whose parameters are contiguous in memory.
 
     For small networks, an optimizer spends its time on starting one operation for each parameter, not on arithmetic.
     Here the parameters of a network become views of one tensor, their gradients views of another, so that a step, a

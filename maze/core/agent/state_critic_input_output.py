@@ -69,7 +69,7 @@ class StateCriticStepInput:
     actor_id: ActorID | None
     """The actor."""
     run: Run | None = None
-    """Of a recurrent network: where its hidden states come from."""
+    """Source of the hidden states; required by recurrent networks."""
 
     @classmethod
     def build(cls, policy_step_output: PolicySubStepOutput, observation: dict[str, Any]) -> StateCriticStepInput:

@@ -152,7 +152,7 @@ def load_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, 
 
 
 def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: str) -> None:
-    """Compare the saved weights with the networks, and touch nothing.
+    """Compare saved weights with the networks, without changing them.
 
     :raises CheckpointError: Lists every network and tensor that is missing, left over or of another shape.
     """
@@ -214,11 +214,11 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
 
 
 class TargetNetworks:
-    """Networks that follow others, which are the targets that those learn to predict.
+    """Slowly updated copies of networks, which compute the targets of learning.
 
     Parameters move towards those that they follow (Polyak averaging, Lillicrap et al. 2016; all the way is the hard
-    update of Mnih et al. 2015). Buffers, such as running statistics, masks and counters, are copied: they are no
-    outcome of gradients that would need slowing down, and averages of some of them (infinite masks, counters) are none.
+    update of Mnih et al. 2015). Buffers, such as running statistics, masks and counters, are copied: gradients
+    do not change them, and some (infinite masks, counters) cannot be averaged.
 
     :param targets: The networks that follow; they get no gradients.
     :param sources: The networks that are followed, in the same order.

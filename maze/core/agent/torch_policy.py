@@ -45,8 +45,8 @@ class TorchPolicy(NetworksModel, Policy):
 
     :param networks: One network for each step key; for sub-steps with separate networks, one for each
         `(step_key, agent_id)`. A network maps a dictionary of observations to a dictionary of logits by action head;
-        whatever else it returns is an embedding shared with the critic.
-    :param distribution_mapper: Knows the distribution of each action head.
+        further outputs are embeddings shared with the critic.
+    :param distribution_mapper: Distributions of the action heads.
     :param device: Device of the networks.
     :param substeps_with_separate_agent_nets: Step keys whose agents have networks of their own.
     """
@@ -287,7 +287,7 @@ class ActionHeads:
     Actions of the default distributions are sampled in NumPy from `rng`; any other distribution samples by itself, from
     `torch_generator`.
 
-    :param distribution_mapper: Knows the heads.
+    :param distribution_mapper: Distributions of the action heads.
     :param rng: Generator for drawing in NumPy.
     :param torch_generator: Generator (on the CPU) for drawing in torch.
     :param name: Name of the network in messages.

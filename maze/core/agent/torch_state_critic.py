@@ -76,10 +76,10 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
         :param observation: Observations `[..., *shape]` of the actor that would act next.
         :param actor: The next actor.
-        :param known: Latest known observations of all sub-steps, in order. A critic that uses all of them takes those
-            that are not there yet from here.
+        :param known: Latest known observations of all sub-steps, in order. A critic of all sub-steps uses those of the
+            sub-steps that have not been played yet.
         :param position: The sub-step (counted from 0) that the observation belongs to.
-        :param run: Of a recurrent critic, where its hidden states come from.
+        :param run: Source of the hidden states; required by recurrent critics.
         :return: Values in the shape of the batch.
         """
         return self._value(actor[0], observation, run)

@@ -510,9 +510,9 @@ class BatchedCoreEnv(ABC):
     def new_futures(self, rows: np.ndarray | slice, scenarios: np.ndarray | int, seed: int) -> None:
         """Replace the random numbers of the running episodes; the state stays.
 
-        Chance then depends on the scenario and on the number of the step (since this call) only: simulations of the
-        same scenario share it, whatever they do. A simulation that draws its future in advance, such as all demands
-        of an episode at its reset, overrides this and draws the undisclosed part again.
+        Random numbers then depend only on the scenario and on the number of the step (since this call): simulations of
+        the same scenario share them, also after different actions. A simulation that draws its future in advance, such
+        as all demands of an episode at its reset, overrides this and draws the undisclosed part again.
 
         :param rows: Indices of the simulations, `[n_rows]`.
         :param scenarios: Their scenarios, integers `[n_rows]`, or one for all.

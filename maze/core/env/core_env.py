@@ -137,7 +137,7 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         Default: :meth:`seed`. Override this where `seed` takes effect with the next reset only, and where the future
         is drawn in advance (such as all orders of an episode at its reset): draw the undisclosed part again then.
 
-        :param seed: Copies of one state with the same seed and the same actions take the same course.
+        :param seed: Any integer. Copies of a state with equal seeds and equal actions have equal trajectories.
         """
         self.seed(seed)
 

@@ -116,7 +116,7 @@ class EpisodeRecorder:
         return result
 
     def reset(self, env_reset: Callable[..., Any], **kwargs: Any) -> Any:
-        """Publish the episode so far and begins a new one."""
+        """Publish the episode so far, and begin a new one."""
         self.publish()
         # Steps that wrappers take during a reset are not part of the episode; events that remain at its end are.
         self._is_resetting = True
@@ -324,7 +324,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
     @override(Wrapper)
     def reset(self, **kwargs: Any) -> Any:
-        """Publish the statistics of the episode so far and begins a new one."""
+        """Publish the statistics of the episode so far, and begin a new one."""
         return self._recorder.reset(self._env_reset, **kwargs)
 
     def publish_episode(self) -> None:
@@ -343,7 +343,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         self._recorder.discard()
 
     def close(self) -> None:
-        """Publish the last episode if it is finished, and closes the environment."""
+        """Publish the last episode if it is finished, and close the environment."""
         if self._recorder.is_done:
             self._recorder.publish()
         self.env.close()

@@ -274,7 +274,7 @@ def in_numpy(network: nn.Module) -> NumpyNetwork | None:
 def population_in_numpy(
     network: nn.Module, stacked: Mapping[int, Array]
 ) -> Callable[[Mapping[str, Array], Rows], Arrays] | None:
-    """Return the network with many sets of parameters in NumPy, of which each computes the same in any company.
+    """Return the network with many sets of parameters in NumPy; the results of a set do not depend on the others.
 
     :param stacked: Arrays `[n_rows, *shape]` for parameters, by `id`; their memory is read at every call. Other
         parameters are the network's own.

@@ -97,7 +97,7 @@ class LoggedSteps:
 
     @property
     def has_target(self) -> Array:
-        """Whether it is known what followed a decision, `[n_decisions]`: not where an episode was truncated without a
+        """Whether the successor of a decision is known, `[n_decisions]`: not where an episode was truncated without a
         recorded observation after it."""
         return np.asarray(self.terminated | (self.next_rows >= 0))
 

@@ -23,7 +23,7 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 
 
 class TrajectoryProcessor(ABC):
-    """Filter or changes trajectories, and converts them to observations and actions."""
+    """Filter or modify trajectories, and convert them to observations and actions."""
 
     @abstractmethod
     def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any] | list[TrajectoryRecord[Any]]:

@@ -29,7 +29,7 @@ class ObservedRows:
     """Sums over the observations of episodes, each of which is a row.
 
     Of each observation the first one of its episode is subtracted, so that entries that do not vary have a variance of
-    exactly 0. A row's sums are the same in any company.
+    exactly 0. A row's sums do not depend on the other rows.
 
     :param names: Names of the observations.
     :param observation_spaces_dict: Observation spaces by sub-step.
@@ -80,7 +80,7 @@ class ObservedRows:
                 array[target] = array[source]
 
     def of(self, row: int) -> Moments | None:
-        """Return statistics of an episode; `None` where nothing was to be noted."""
+        """Return statistics of an episode; `None` if it has no observations."""
         parts: list[Moments] = []
         for (_, name), (counts, first, total, squares) in self._sums.items():
             if count := int(counts[row]):
@@ -111,7 +111,7 @@ class ObservationStatistics:
 
     Trainers call :meth:`learn` once for each rollout, after they have learned from it. A rollout is collected and
     learned from with the same statistics, those of all rollouts before. Every observation that was acted on counts
-    once, and wherever environments are, they are joined in the order that the rollout has them.
+    once, in the order of the rollout for every placement of the environments.
 
     :param model: The model that is trained.
     """
@@ -136,7 +136,7 @@ class ObservationStatistics:
 
     @property
     def is_missing(self) -> bool:
-        """Whether there are blocks that have not seen anything yet."""
+        """Whether there are blocks without any observations so far."""
         return any(not bool(block.count) for blocks in self._blocks.values() for block in blocks)
 
     def acting_buffers(self) -> list[torch.Tensor]:

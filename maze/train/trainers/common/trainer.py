@@ -119,7 +119,7 @@ class EpochTrainer(Trainer, ABC):
     """Train epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
 
     An algorithm is a subclass that names the class of its configuration (:attr:`config_class`) and of its events
-    (:attr:`events_class`), and says
+    (:attr:`events_class`), and defines
 
     * what an update is (:meth:`_update`): collect or draw data, compute
       :class:`~maze.train.trainers.common.learning.Losses`, take a
@@ -127,7 +127,7 @@ class EpochTrainer(Trainer, ABC):
     * what it consists of besides its model (:meth:`_parts`): optimizers, generators, environments, a replay buffer;
     * where its episodes come from (:meth:`episode_source`), if it collects some.
 
-    All the rest is done here: evaluation between epochs, the best model, early stopping, the progress display, a
+    This class provides the rest: evaluation between epochs, the best model, early stopping, the progress display, a
     checkpoint after each epoch from which a run resumes exactly, an orderly end after a signal, and for a number that
     is not finite an error with its place and a file to reproduce it. Burn-in (:attr:`critic_learns_alone`) and the
     distance from the initial policy (:attr:`_initial_policy`) follow the configuration, if it has those fields.
@@ -141,7 +141,7 @@ class EpochTrainer(Trainer, ABC):
     :param evaluator: Evaluates the policy; `None`: the model is judged by the training episodes.
     :param model_selection: Keeps the best model; early stopping needs it.
     :param checkpoint_file: File of the state, written after each epoch; `None`: none.
-    :raises ConfigError: The device is not there.
+    :raises ConfigError: The device is not available.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig

@@ -80,7 +80,7 @@ class TrainingRunner(Runner):
     :param env_groups: Number of groups in which environments act by themselves, each with random numbers of its own; on
         a cluster each group is an actor. 0: one, on a cluster as many as there are CPUs. With the same number of groups
         all placements learn the same.
-    :param address: With `runner=ray`, where Ray is: `auto` (the cluster that this machine belongs to) or
+    :param address: Address of Ray with `runner=ray`: `auto` (the cluster that this machine belongs to) or
         `<host>:<port>`; `None`: one is started on this machine for the time of the run.
     :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
     :param profile: Write the time of the second update by parts, and of the third one by function, into `profile.txt`;

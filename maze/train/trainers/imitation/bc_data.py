@@ -1,4 +1,4 @@
-"""What behavioural cloning learns from: loading a data set, and what of it is kept for validation."""
+"""Data of behavioural cloning: loading a data set and splitting off validation data."""
 
 from __future__ import annotations
 

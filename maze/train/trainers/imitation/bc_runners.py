@@ -78,7 +78,7 @@ class BCRunner(TrainingRunner):
 
 @dataclass
 class BCDevRunner(BCRunner):
-    """Evaluate in the process of the training."""
+    """Evaluate in the training process."""
 
 
 @dataclass

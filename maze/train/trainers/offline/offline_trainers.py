@@ -59,13 +59,13 @@ _CHUNK = 4096
 
 @dataclass
 class DecisionBatch:
-    """Logged decisions of the agents that share a policy network, and what followed them.
+    """Logged decisions of the agents that share a policy network, and their successors.
 
     :param actor: One of these actors.
     :param observations: `[B, *shape]` by key, action masks included.
     :param actions: `[B, *shape]` by head; those of `Box` heads are scaled to [-1, 1].
     :param rewards: `[B]`.
-    :param discounts: Discount to what followed, `[B]`: 0 where the episode terminated, 1 between sub-steps.
+    :param discounts: Discount of the next value, `[B]`: 0 where the episode terminated, 1 between sub-steps.
     :param following: Actors that acted next, the rows of the batch in which they did, and their observations.
     """
 
@@ -77,7 +77,7 @@ class DecisionBatch:
     following: list[tuple[ActorID, Tensor, TensorDict]]
 
     def targets(self, value_of: Callable[[ActorID, TensorDict], Tensor]) -> Tensor:
-        """Return rewards plus discounted values of what followed, `[B]`.
+        """Return rewards plus discounted next values, `[B]`.
 
         :param value_of: Values `[n]` of observations of an actor.
         """

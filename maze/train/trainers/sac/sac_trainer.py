@@ -59,7 +59,7 @@ def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, disco
     """Compute the target of a state-action value: `reward + discount * next_value`.
 
     :param reward: `[B]`
-    :param next_value: Soft value of what followed; after a truncation that of the true last observation.
+    :param next_value: Soft value of the next observation, `[B]`; after a truncation that of the true last one.
     :param ended: Whether the episode *terminated*, so that nothing follows; the content of `next_value` is ignored.
     :param discount: 1 between sub-steps of one environment step.
     """

@@ -169,7 +169,7 @@ class ActorCritic(EpochTrainer, ABC):
                 f"found rollouts of {env.n_rollout_envs} of {env.n_envs}. Use runner.placement.wait_for=1."
             )
         self._risk = LearnedRisk(self.config, model, self.generator) if self.config.risk is not None else None
-        # What else has critics, in the order of the costs of a batch.
+        # Further signals with critics, in the order of the costs of a batch.
         self._further: list[LearnedConstraint | LearnedRisk] = [*self._constraints]
         if self._risk is not None:
             self._further.append(self._risk)

@@ -95,8 +95,8 @@ class CentredReturns(ReturnFunction):
     which is chosen so that targets have mean 0 in each rollout (it drifts unless it is held: Ma et al. 2021, Average-
     reward reinforcement learning with trust region methods).
 
-    What remains is as large as states differ in value: a queue under heavy load has values of hundreds, which a network
-    with outputs around 1 learns too late, if ever. Scaled, it is divided by the standard deviation of the targets.
+    Centred values have the scale of the differences between states: in a queue under heavy load hundreds, which a
+    network with outputs around 1 learns slowly. `is_scaled` divides them by the standard deviation of the targets.
 
     :param returns: Estimates advantages and targets from the rewards that remain.
     :param rate: Step size of the running estimates of average and standard deviation for each rollout, in (0, 1].

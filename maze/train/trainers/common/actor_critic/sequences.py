@@ -121,7 +121,7 @@ class SequencedRollout:
     :param model: The model.
     :param columns: The rollout, with the hidden states of the policy before it.
     :param hidden_states: Hidden states of the critic before it; `None`: zero.
-    :param length: Most steps of a sequence; 0: no limit.
+    :param length: Maximum number of steps of a sequence; 0: no limit.
     :raises ConfigError: The critic cannot be recurrent in such a rollout.
     """
 

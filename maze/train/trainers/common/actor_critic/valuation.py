@@ -239,7 +239,7 @@ def value_rollout(
     :param columns: The rollout.
     :param returns: Estimates advantages and targets.
     :param hidden_states: Hidden states of a recurrent critic before the rollout; they are updated to its end.
-    :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
+    :param sequence_length: Maximum number of steps that recurrent networks are unrolled over; 0: no limit.
     :param are_joint: Whether all actors get the rewards of a tick, also where actors have rewards of their own.
     :param keeps_outputs: Whether the outputs are kept with gradients, for a loss of the whole rollout.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
@@ -468,11 +468,11 @@ def actor_trajectories(
     discounted, and it changes nothing else. Return functions therefore treat all ticks alike.
 
     The value of an actor after the end of a rollout or of a truncated episode is known only if the actor acts next;
-    otherwise its latest value stands in.
+    otherwise its latest value is used.
 
     :param values: `[n_ticks, n_envs]`, value of the actor that acted, before it did.
-    :param acts: bool `[n_ticks, n_envs, n_actors]`, who acted.
-    :param ends: Who was to act next, and its value: after the rollout by `(n_ticks, environment index)`, at the end
+    :param acts: bool `[n_ticks, n_envs, n_actors]`, the actors that acted.
+    :param ends: The next actor and its value: after the rollout by `(n_ticks, environment index)`, at the end
         of truncated episodes by the tick they ended with.
     :param terminated: `[n_ticks, n_envs]`, the episode ended by itself.
     :param truncated: `[n_ticks, n_envs]`, the episode was cut off.

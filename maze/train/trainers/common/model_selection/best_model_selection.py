@@ -49,7 +49,7 @@ class BestModelSelection(ModelSelectionBase):
         self.verbose = verbose
         self.best_reward = -math.inf
         self.best_violation = math.inf
-        """How far the best evaluation is from fulfilling the constraints; 0: it does."""
+        """Violation of the constraints by the best evaluation; 0: all hold."""
         self.is_constrained = False
         """Whether evaluations have constraints to fulfil."""
         self.last_improvement = 0

@@ -80,12 +80,12 @@ _SMALLEST_VIOLATION = 1e-9
 
 
 class Judgement(NamedTuple):
-    """How good an evaluation is."""
+    """Score of an evaluation and its violation of the constraints."""
 
     score: float
     """More is better; NaN: it cannot be the best."""
     violation: float
-    """0: all constraints hold; the more, the farther from that."""
+    """Sum of the relative violations, at least 0; 0: all constraints hold."""
 
 
 class Constraint(NamedTuple):
@@ -128,7 +128,7 @@ class Constraint(NamedTuple):
 
 
 class SelectionCriterion:
-    """Judge evaluations by their epoch statistics.
+    """Score evaluations by their epoch statistics.
 
     A statistic is named as TensorBoard shows it, with or without the prefix and the interface
     (`eval_BaseEnvEvents/kpi/mean/waste`, `kpi/mean/waste`). The mean, or an event's only statistic, needs no name
@@ -151,7 +151,9 @@ class SelectionCriterion:
         self._absent: set[str] = set()
 
     def judge(self, stats: LogStats) -> Judgement:
-        """Return the score of an evaluation, and how far it is from fulfilling the constraints.
+        """Return the score of an evaluation, and its violation of the constraints.
+
+        :param stats: Epoch statistics of the evaluation.
 
         :raises ConfigError: The evaluation has no such statistic.
         """

@@ -135,7 +135,7 @@ def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
 class TransitionColumns:
     """A ring of rows in arrays that are allocated once.
 
-    :param capacity: Most rows that are kept.
+    :param capacity: Maximum number of rows.
     :param actors: Actors of an environment step.
     :param observations: Values of missing observations, by actor, in the shapes and types of all observations.
     :param actions: An action of each actor.

@@ -25,7 +25,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     The arrays are made for the first item, or before by :meth:`allocate`.
 
-    :param buffer_size: Most items that are kept.
+    :param buffer_size: Maximum number of items.
     :param seed: Seed of the draws.
     :raises ConfigError: There is no room for an item.
     """
@@ -202,7 +202,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
     New steps get the highest priority there was. Batches are drawn in strata of equal priority, and carry importance
     weights `(n * probability) ** -beta`, scaled by the largest of the batch.
 
-    :param buffer_size: Most steps that are kept.
+    :param buffer_size: Maximum number of steps.
     :param seed: Seed of the draws.
     :param alpha: Power of the errors; 0 draws all equally often.
     :param beta: Power of the importance weights at the start; 1 makes up for all of the bias. May be changed.
