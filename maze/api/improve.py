@@ -152,7 +152,10 @@ class Rung:
 
 
 def candidates_of(rungs: Sequence[Rung]) -> list[Rung]:
-    """Return the policies whose mean return is larger than that of the first one, the best of them first."""
+    """Return the policies whose mean return is larger than that of the first one, the best of them first.
+
+    :param rungs: Evaluated policies, the heuristic first.
+    """
 
     def mean(rung: Rung) -> float:
         return float(rung.played.measures[RETURN].mean())
@@ -214,7 +217,11 @@ class Improvement:
         return self.recommended.policy
 
     def differences(self, name: str) -> tuple[Estimate, Estimate]:
-        """Return the differences of the return from the heuristic's, in the common and in further episodes."""
+        """Return the differences of the return from the heuristic's, in the common and in further episodes.
+
+        :param name: A policy with a gate, see `gates`.
+        :raises KeyError: There is no such policy.
+        """
         common, further = (each.rows_of(RETURN) for each in (self.comparison, self.gates[name].comparison))
         found = next(row for row in common if row.policy == name).difference, further[1].difference
         assert found[0] is not None

@@ -52,7 +52,7 @@ class FlatAdam:
         return {name: torch.linalg.vector_norm(network.gradient) for name, network in self._networks.items()}
 
     def scale_gradients(self, factor: float) -> None:
-        """Multiply all gradients."""
+        """Multiply all gradients by a factor."""
         for network in self._networks.values():
             network.gradient.mul_(factor)
 

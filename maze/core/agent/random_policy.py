@@ -114,6 +114,9 @@ def candidates_of(
     The observation is `<head>_candidates` `[n, features]`, a row for each choice. `<head>_candidates_mask` `[n]` marks
     the rows that exist, `<head>_mask` `[n]` those that may be chosen. Learned networks depend neither on the number of
     candidates nor on their order.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
     """
     found: dict[str, str] = {}
     for step_key, action_space in action_spaces_dict.items():

@@ -131,6 +131,8 @@ def onednn_is_faster() -> bool:
 def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
     """Return a plain dictionary of the networks, all of which are modules.
 
+    :param networks: Networks by key.
+    :param what: Their configuration key, for the message.
     :raises ConfigError: There are none, or one is not a module.
     """
     is_mapping = isinstance(networks, Mapping) and bool(networks)
@@ -154,6 +156,9 @@ def load_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, 
 def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: str) -> None:
     """Compare saved weights with the networks, without changing them.
 
+    :param networks: Networks by key.
+    :param state: State dictionary; `state[group][key]` has the weights of a network by parameter.
+    :param group: Key of these networks in the state dictionary.
     :raises CheckpointError: Lists every network and tensor that is missing, left over or of another shape.
     """
     if not isinstance(state, Mapping) or group not in state:

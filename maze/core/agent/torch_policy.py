@@ -227,7 +227,11 @@ class TorchPolicy(NetworksModel, Policy):
         )
 
     def compute_policy_output(self, record: StructuredSpacesRecord, temperature: float = 1.0) -> PolicyOutput:
-        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays)."""
+        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays).
+
+        :param record: The record.
+        :param temperature: See :meth:`compute_substep_policy_output`.
+        """
         return self.evaluate(record.substep_records, temperature)
 
     def evaluate(
@@ -252,7 +256,7 @@ class TorchPolicy(NetworksModel, Policy):
         return self.networks[self.network_key(actor_id)]
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
-        """Return whether both act with the same networks, so that both learn at once."""
+        """Return whether another policy acts with the same networks, so that both learn at once."""
         return all(network is other.networks.get(key) for key, network in self.networks.items())
 
     @override(NetworksModel)
@@ -321,11 +325,10 @@ class ActionHeads:
     ) -> dict[str, np.ndarray]:
         """Choose actions.
 
-        :param network: From observations to logits.
+        The arguments without a description are those of :meth:`TorchPolicy.compute_actions`.
 
-        :param temperature: Of the distributions that are drawn from.
-
-        The other arguments are those of :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`.
+        :param network: Function from observations to logits, arrays `[batch, *shape]` by key.
+        :param temperature: Temperature of the distributions, above 0.
         :return: Actions `[batch, *space.shape]` by head.
         :raises ConfigError: The network does not return logits of the right shape for each head.
         """

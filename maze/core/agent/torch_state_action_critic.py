@@ -103,6 +103,8 @@ class TorchStateActionCritic(torch_model.NetworksModel, StateActionCritic):
     ) -> list[TensorDict]:
         """Return values of all actions of all (discrete) heads by both networks of a critic.
 
+        :param observation: Observations `[..., *shape]` by key.
+        :param critic_id: Key of the critic.
         :return: Two dictionaries from action heads to tensors `[..., n_actions]`.
         """
         return self._values_of_all_actions(self._network(critic_id), observation, critic_id)

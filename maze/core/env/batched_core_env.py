@@ -106,7 +106,12 @@ class RowGenerators:
             self._counters += np.uint64(1)
 
     def copy(self, source: RowGenerators, rows: np.ndarray, into: np.ndarray | slice) -> None:
-        """Take over streams: the rows `into` draw what `rows` of another object would draw."""
+        """Take over streams: the rows `into` draw what `rows` of another object would draw.
+
+        :param source: The other object.
+        :param rows: Indices of its rows, `[n]`.
+        :param into: Indices of the rows that take over, `[n]`, or a slice of them.
+        """
         self._has_scenarios = self._has_scenarios or source._has_scenarios
         for name in ("_seeds", "_blocks", "_positions", "_numbers", "_is_scenario", "_keys", "_counters"):
             _copy_rows(getattr(source, name), rows, getattr(self, name), into)
@@ -159,7 +164,11 @@ class RowGenerators:
         return state
 
     def load_state(self, row: int, state: Mapping[str, int]) -> None:
-        """Restore a position of :meth:`state`."""
+        """Restore a position of :meth:`state`.
+
+        :param row: Index of the row.
+        :param state: Result of :meth:`state`.
+        """
         self._is_scenario[row] = is_scenario = "key" in state
         if is_scenario:
             self._has_scenarios = True
@@ -447,7 +456,11 @@ class BatchedCoreEnv(ABC):
         return rewards, terminated, self.cut_off(truncated, terminated)
 
     def cut_off(self, truncated: np.ndarray, terminated: np.ndarray) -> np.ndarray:
-        """Return which episodes were truncated and did not terminate, bool `[n_envs]`; :attr:`no_rows` if none was."""
+        """Return which episodes were truncated and did not terminate, bool `[n_envs]`; :attr:`no_rows` if none was.
+
+        :param truncated: Episodes at a limit, bool `[n_envs]`.
+        :param terminated: Episodes that terminated, bool `[n_envs]`.
+        """
         if not np.count_nonzero(truncated):
             return self.no_rows
         cut_off: np.ndarray = np.greater(truncated, terminated)

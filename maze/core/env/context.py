@@ -41,6 +41,8 @@ class Parameter(NamedTuple):
     def of(cls, name: str, given: Any) -> Parameter:
         """Read the configuration of a parameter: a list of values, or a mapping with `lower` and `upper`.
 
+        :param name: Name of the parameter.
+        :param given: Its configuration.
         :raises ConfigError: It is neither.
         """
         wrong = ConfigError(
@@ -259,7 +261,12 @@ def ordered_seeds(
 
 
 def check_episode_count(n_episodes: int, n_instances: int, key: str) -> None:
-    """Raise a `ConfigError` if some instances would be played more often than others."""
+    """Raise a `ConfigError` if some instances would be played more often than others.
+
+    :param n_episodes: Number of episodes.
+    :param n_instances: Number of instances.
+    :param key: Configuration key of `n_episodes`, for the message.
+    """
     if n_episodes > n_instances and n_episodes % n_instances:
         raise ConfigError(
             f"{key}={n_episodes}: env.instances has {n_instances} instances; play at most as many, or a multiple."

@@ -119,8 +119,10 @@ class ParallelRolloutWorker:
         record_event_logs: bool = True,
         deterministic: bool = False,
     ) -> None:
-        """Run episodes here and report each as an :class:`EpisodeStatsReport`; a failure as a
-        :class:`~maze.core.utils.worker_process.Failure`."""
+        """Run episodes in this process, and put an :class:`EpisodeStatsReport` of each into `reporting_queue`.
+
+        After an error, the last entry is a :class:`~maze.core.utils.worker_process.Failure`.
+        """
         try:
             worker = ParallelRolloutWorker(
                 (env_config, wrapper_config, max_episode_steps, agent_config),

@@ -112,7 +112,13 @@ class TaskPool(ABC):
 
     @abstractmethod
     def submit(self, actor: int, name: str, method: str, *arguments: Any) -> Task:
-        """Submit a call of a method of a hosted object; results of :meth:`put` arrive as their values."""
+        """Submit a call of a method of a hosted object; results of :meth:`put` arrive as their values.
+
+        :param actor: Index of the actor.
+        :param name: Name of the object, see :meth:`host`.
+        :param method: Name of its method.
+        :param arguments: Arguments of the method; they are pickled.
+        """
 
     @abstractmethod
     def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:

@@ -116,7 +116,10 @@ class LoggedSteps:
         return np.where(self.terminated, 0.0, np.where(same_step, 1.0, gamma))
 
     def returns(self, gamma: float = 1.0) -> Array:
-        """Return the discounted sum of the rewards of each episode, `[n_episodes]`."""
+        """Return the discounted sum of the rewards of each episode, `[n_episodes]`.
+
+        :param gamma: Discount per environment step, in [0, 1].
+        """
         return np.add.reduceat(self.rewards * gamma**self.steps, self.episode_starts[:-1])
 
     def padded(self, values: Array, fill: float) -> Array:

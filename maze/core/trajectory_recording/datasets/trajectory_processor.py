@@ -69,7 +69,10 @@ class TrajectoryProcessor(ABC):
     ) -> list[list[StructuredSpacesRecord]]:
         """Pre-process and convert a trajectory.
 
+        :param trajectory: The recorded trajectory.
+        :param conversion_env: See :meth:`convert_trajectory_with_env`.
         :return: The steps of each resulting trajectory that has any.
+        :raises ConfigError: The trajectory cannot be converted.
         """
         processed = self.pre_process(trajectory)
         trajectories = processed if isinstance(processed, list) else [processed]

@@ -52,7 +52,7 @@ class Risk:
         return cls(level, weight)
 
     def weights(self, n_quantiles: int) -> list[float]:
-        """Return the weight of each of `n` quantiles in ascending order; they add up to 1.
+        """Return the weight of each of `n_quantiles` quantiles in ascending order; they add up to 1.
 
         >>> Risk(level=0.5).weights(4)
         [0.5, 0.5, 0.0, 0.0]

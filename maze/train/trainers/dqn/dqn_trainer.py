@@ -111,7 +111,7 @@ def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
 
 
 def as_column(values: Tensor, like: Tensor) -> Tensor:
-    """Return values `[B]` with as many dimensions as another tensor."""
+    """Return values `[B]` as `[B, 1, ...]`, with as many dimensions as `like`."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -190,7 +190,11 @@ class ActionValueNetwork(nn.Module):
         return self._values(observation, self.policy(observation))
 
     def estimates(self, observation: TensorDict) -> list[Tensor]:
-        """Return the learned quantity of all actions of each factor: here their values."""
+        """Return the learned quantity of all actions of each factor: here their values.
+
+        :param observation: Observations `[B, *shape]` by key.
+        :return: `[B, n]` for each factor.
+        """
         return self(observation)  # type: ignore[no-any-return]
 
     def means(self, estimates: list[Tensor]) -> list[Tensor]:

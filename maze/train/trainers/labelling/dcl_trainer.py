@@ -209,7 +209,11 @@ class _Progress:
 
 
 def label_weight(differences: np.ndarray, best: int) -> float:
-    """Return the weight of a label: its value minus the mean value of the other candidates, and not below 0."""
+    """Return the weight of a label: its value minus the mean value of the other candidates, and not below 0.
+
+    :param differences: Values of the candidates, up to a common constant, `[n_candidates]`; at least two.
+    :param best: Index of the label.
+    """
     return max(0.0, float(differences[best] - np.delete(differences, best).mean()))
 
 

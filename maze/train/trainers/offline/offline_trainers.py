@@ -476,7 +476,12 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
 
 
 def advantage_weights(advantages: Tensor, inverse_temperature: float, max_weight: float) -> Tensor:
-    """Return weights `exp(inverse_temperature * advantage)` of the regression of the policy (eq. 7), limited, `[B]`."""
+    """Return weights `exp(inverse_temperature * advantage)` of the regression of the policy (eq. 7), limited, `[B]`.
+
+    :param advantages: `[B]`.
+    :param inverse_temperature: Factor, at least 0; 0: all weights are 1.
+    :param max_weight: Upper limit of the weights.
+    """
     return (inverse_temperature * advantages).exp().clamp(max=max_weight)
 
 

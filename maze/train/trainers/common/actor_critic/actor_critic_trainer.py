@@ -100,6 +100,7 @@ def normalize_advantage(advantage: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shift and scale to mean zero and standard deviation one; a single element has neither and stays as it is.
 
     :param advantage: `[...]`; the result has the same shape.
+    :param epsilon: Number that is added to the standard deviation.
     """
     if advantage.numel() < 2:
         return advantage

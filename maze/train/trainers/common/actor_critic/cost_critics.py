@@ -143,7 +143,12 @@ def pid_step(pid: PID, violation: float, gains: Sequence[float], limit: float, s
 
 
 def combined_advantage(reward: Tensor, costs: Sequence[Tensor], multipliers: Sequence[float]) -> Tensor:
-    """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments."""
+    """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments.
+
+    :param reward: Advantage `A` of the reward.
+    :param costs: Advantage `A_i` of each constraint's cost.
+    :param multipliers: Multiplier `l_i` of each constraint, at least 0.
+    """
     for cost, multiplier in zip(costs, multipliers, strict=True):
         reward = reward - multiplier * cost
     return reward / (1.0 + sum(multipliers))

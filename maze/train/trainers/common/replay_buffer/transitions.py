@@ -121,6 +121,7 @@ class NStepReturns:
 def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
     """Return the actors of an environment step, in their order.
 
+    :param agent_counts_dict: Number of agents by step key; -1: it varies.
     :raises ConfigError: Their number changes.
     """
     for key, count in agent_counts_dict.items():
@@ -167,7 +168,13 @@ class TransitionColumns:
         observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
         action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     ) -> TransitionColumns:
-        """Return columns for an environment's steps."""
+        """Return columns for an environment's steps.
+
+        :param capacity: Maximum number of rows.
+        :param actors: Actors of an environment step.
+        :param observation_spaces_dict: Observation spaces by step key.
+        :param action_spaces_dict: Action spaces by step key.
+        """
         observations, actions = (
             [usual_values(by_key[actor.step_key]) for actor in actors]
             for by_key in (observation_spaces_dict, action_spaces_dict)
@@ -176,7 +183,12 @@ class TransitionColumns:
 
     @classmethod
     def for_rows(cls, capacity: int, actors: Sequence[ActorID], rows: TransitionRows) -> TransitionColumns:
-        """Return columns for more rows like these."""
+        """Return columns for more rows like these.
+
+        :param capacity: Maximum number of rows.
+        :param actors: Actors of an environment step.
+        :param rows: Rows with the shapes and types of all arrays.
+        """
         firsts = [int(np.argmax(_is_observed(rows, position))) for position in range(len(actors))]
         observations = [
             {key: array[first].copy() for key, array in part.items()}
