@@ -44,7 +44,7 @@ GIVEN: tuple[tuple[str, ...], ...] = (
     (
         *(f"{SB3}.atari_wrappers", f"{SB3}.preprocessing", f"{SB3}.running_mean_std", f"{SB3}.noise"),
         "maze.train.trainers.common.observation_statistics",
-        "maze.train.trainers.common.actor_critic.reward_scaling",
+        "maze.train.trainers.common.observation_statistics",
     ),
     # networks and distributions (of Maze all of it lies outside of maze.train)
     (f"{SB3}.policies", f"{SB3}.torch_layers", f"{SB3}.distributions"),

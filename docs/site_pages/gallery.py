@@ -107,7 +107,7 @@ def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
 
     from maze.core.agent.policy import acting_in
     from maze.core.log_events.step_event_log import StepEventLog
-    from maze.core.rendering.offscreen import figure_png, offscreen
+    from maze.core.rendering.renderer import figure_png, offscreen
     from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
     from maze.core.utils.factory import locate, plain_container
 

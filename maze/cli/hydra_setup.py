@@ -153,7 +153,7 @@ def _unknown_key(cause: Any) -> str:
 
 
 _NAME = re.compile(r"(?<![\w./-])([^\W\d]\w*)")
-_FIRST_OF_PATH = re.compile(_NAME.pattern + r"\.[^\W\d]")
+_FIRST_OF_PATH = re.compile(_NAME.pattern + r"[.:][^\W\d]")
 _NAMES_PACKAGES = re.compile(r"\+*(trusted_packages|env\.import)=")
 
 ENVIRONMENT_CONFIGS = (

@@ -53,7 +53,7 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     wanted = [section for section in _taken_over(cfg, given) if not any(map(_NAMING[section].match, given))]
     if not directory or not wanted or not (Path(directory) / stored_config.STORED_CONFIG).is_file():
         return []
-    run = stored_config.StoredRun(directory, [*packages_trusted_by(cfg), *_packages_named_in(cfg)])
+    run = stored_config.StoredRun(directory, packages_trusted_by(cfg))
     stored = run.sections(wanted)
     if "algorithm" in cfg and "model" in stored:
         stored["model"] = _model_for(cfg, stored["model"], run)
@@ -140,12 +140,12 @@ def remember_trust(packages: Sequence[str]) -> int:
 def packages_trusted_by(cfg: DictConfig | None) -> list[str]:
     """Return the packages that a command trusts.
 
-    These are the packages that it names, those remembered for its working directory, and those on Hydra's search path
-    because of an installed plugin or of the command.
+    These are the packages that it names, also by its own classes, those remembered for its working directory, and those
+    on Hydra's search path because of an installed plugin or of the command.
 
     :param cfg: The command's configuration, if any.
     """
-    named = [] if cfg is None else list(cfg.get("trusted_packages") or ())
+    named = [] if cfg is None else [*(cfg.get("trusted_packages") or ()), *_packages_named_in(cfg)]
     if not HydraConfig.initialized():
         return named
     runtime = HydraConfig.get().runtime

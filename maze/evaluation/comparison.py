@@ -35,10 +35,12 @@ class PlayedEpisodes:
 
     :param name: Name of the policy.
     :param measures: Values `[n_runs, n_episodes]` by name; an untrained policy counts as one run.
+    :param repeats: Number of episodes of the same instance whose mean each value is.
     """
 
     name: str
     measures: Mapping[str, Values]
+    repeats: int = 1
 
     @classmethod
     def of(cls, name: str, runs: Sequence[Sequence[Mapping[str, float]]]) -> PlayedEpisodes:
@@ -50,6 +52,12 @@ class PlayedEpisodes:
         common = [measure for measure in runs[0][0] if all(measure in each for run in runs for each in run)]
         values = {name: np.array([[each[name] for each in run] for run in runs], np.float64) for name in common}
         return cls(name, values)
+
+    def by_instance(self, n_instances: int) -> PlayedEpisodes:
+        """Average the episodes of each instance, which are not independent; episode `i` has instance `i mod n`."""
+        split = {name: values.reshape(len(values), -1, n_instances) for name, values in self.measures.items()}
+        repeats = next(iter(split.values())).shape[1]
+        return PlayedEpisodes(self.name, {name: values.mean(1) for name, values in split.items()}, repeats)
 
 
 def marked(name: str, policy: Any) -> str:
@@ -105,6 +113,12 @@ class Comparison:
     def n_episodes(self) -> int:
         """Number of episodes."""
         return int(next(iter(self.played[0].measures.values())).shape[1])
+
+    @property
+    def population(self) -> str:
+        """Number of independent episodes, or of instances, in words."""
+        repeats = self.played[0].repeats
+        return f"{self.n_episodes} {'episodes' if repeats == 1 else f'instances (means of {repeats} episodes each)'}"
 
     @cached_property
     def table(self) -> list[ComparedMeasure]:
@@ -179,7 +193,7 @@ class Comparison:
         for measure in self.measures:
             rows = [(*header, self.improvement_name(measure)), *map(self._cells, self.rows_of(measure))]
             parts += [f"{measure}{self.goal(measure)}", *aligned(rows), ""]
-        parts.append(f"{self.n_episodes} episodes, the same for all; * the interval of the difference excludes 0.")
+        parts.append(f"{self.population}, the same for all; * the interval of the difference excludes 0.")
         return "\n".join(parts)
 
 
@@ -244,7 +258,7 @@ def comparison_page(comparison: Comparison, written: datetime, further: Sequence
     names = [played.name for played in comparison.played]
     return Page(
         title=" / ".join(names) if len(names) <= 4 else f"{len(names)} policies",
-        subtitle=f"{comparison.n_episodes} episodes, the same for all policies; differences are from {names[0]}",
+        subtitle=f"{comparison.population}, the same for all policies; differences are from {names[0]}",
         note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals over episodes and runs; "
         "IQM: mean of the middle half (Agarwal et al. 2021)",
         sections=[page_section("Overview", _overview(comparison)), *further, *_measures(comparison)],
@@ -317,13 +331,14 @@ def intervals_figure(
     :param line: Position of a vertical line; `None`: no line.
     """
     values = np.concatenate([*dots, [end for _, estimate in rows for end in estimate], [] if line is None else [line]])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
     if not high > low:
         low, high = low - 0.5, high + 0.5
     height = _ROW * len(rows) + _BOTTOM
 
     def x(value: float) -> float:
-        return _SIDE + (_WIDTH - 2 * _SIDE) * (value - low) / (high - low)
+        return _SIDE + (_WIDTH - 2 * _SIDE) * (value / 2 - low / 2) / (high / 2 - low / 2)  # halves do not overflow
 
     parts = [
         f'<line class="axis" x1="{_SIDE}" x2="{_WIDTH - _SIDE}" y1="{height - _BOTTOM}" y2="{height - _BOTTOM}"/>',
@@ -335,7 +350,9 @@ def intervals_figure(
     for index, ((name, estimate), points) in enumerate(zip(rows, dots, strict=True)):
         y = _ROW * index + (_ROW + _NAME) / 2
         colour = f"var(--c{(index + (line is not None)) % 10})"
+        is_finite = np.isfinite(estimate.value)
         shown_name = name if len(name) <= 40 else f"{name[:39]}…"
+        shown_name += "" if is_finite else f": {number_text(estimate.value)}"
         parts.append(f'<text x="{_SIDE}" y="{_ROW * index + _NAME - 4}">{html.escape(shown_name)}</text>')
         shown = points[:: max(1, -(-len(points) // _N_DOTS))]
         # Fixed vertical offsets, so that equal values do not hide each other.
@@ -350,9 +367,10 @@ def intervals_figure(
                 f'<line x1="{x(estimate.low):.1f}" x2="{x(estimate.high):.1f}" y1="{y}" y2="{y}" '
                 f'style="stroke: {colour}" stroke-width="4" stroke-linecap="round"/>'
             )
-        parts.append(
-            f'<circle cx="{x(estimate.value):.1f}" cy="{y}" r="5" style="fill: {colour}; stroke: var(--card)"/>'
-        )
+        if is_finite:
+            parts.append(
+                f'<circle cx="{x(estimate.value):.1f}" cy="{y}" r="5" style="fill: {colour}; stroke: var(--card)"/>'
+            )
     label = "; ".join(f"{name} {number_text(estimate.value)}" for name, estimate in rows)
     return (
         f'<figure><figcaption>{html.escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {height}" role="img" '
@@ -527,7 +545,8 @@ class ContextComparison:
         """Return a table with a row for each context and a column for each policy."""
         differences = [(row, row.difference) for row in self.rows(measure) if row.difference is not None]
         sign = -1.0 if measure in self.comparison.minimized else 1.0
-        scale = sign / (max(abs(estimate.value) for _, estimate in differences) or 1.0)
+        sizes = [abs(estimate.value) for _, estimate in differences if np.isfinite(estimate.value)]
+        scale = sign / (max(sizes, default=1.0) or 1.0)
         lines: dict[tuple[str, ...], list[str]] = {}
         for row, estimate in differences:
             lines.setdefault(row.values, []).append(_heat_cell(estimate, scale))
@@ -557,7 +576,7 @@ def texts_of(context: Mapping[str, Any] | None) -> dict[str, list[str]]:
 
 
 def _heat_cell(estimate: Estimate, scale: float) -> str:
-    share = max(-1.0, min(1.0, estimate.value * scale))
+    share = 0.0 if np.isnan(estimate.value) else max(-1.0, min(1.0, estimate.value * scale))
     colour = "46, 160, 67" if share > 0 else "218, 54, 51"
     mark = " *" if estimate.low > 0 or estimate.high < 0 else ""
     text = html.escape(number_text(float(f"{estimate.value:.3g}")))

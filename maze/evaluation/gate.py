@@ -163,7 +163,8 @@ def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold], min_e
         example = f"thresholds={{{unbounded[0]}: {{range: [<smallest>, <largest>]}}}}"
         raise ConfigError(
             f"runner.n_episodes: expected at least {min_episodes} to judge {', '.join(unbounded)}, found {n_episodes}. "
-            f"Fewer episodes miss rare losses. Play more episodes, or state the range of an episode's value "
+            f"Fewer episodes miss rare losses. Play more episodes (of other instances, with `env.instances`), or "
+            f"state the range of an episode's value "
             f"('{example}'), with which intervals are valid for any number of episodes."
         )
 
@@ -441,6 +442,7 @@ class GateRunner(ComparisonRunner):
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         super().setup(cfg)
+        require_episodes(self.n_episodes // self._repeats, self._thresholds)
         names = {name: cfg.get(str(name)) for name in self.policies}
         self._facts = [f"{name}: {what}" for name, what in names.items() if what is not None]
         seeds = cfg.get("seeding") or {}

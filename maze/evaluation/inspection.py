@@ -12,7 +12,7 @@ from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import MazeError
-from maze.core.rendering.offscreen import pixels_png
+from maze.core.rendering.renderer import pixels_png
 from maze.core.rendering.trajectory_page import actor_text
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper

@@ -13,11 +13,11 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, acting_in
+from maze.core.env.action_conversion import ActionBounds, action_problem, allowed_values, masks_of_heads
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
-from maze.core.env.space_values import ActionBounds, action_problem, allowed_values, masks_of_heads
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError
 from maze.core.events.event_collection import EventCollection

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.env.context import ordered_seeds
+from maze.core.env.context import GRID, ordered_seeds
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
@@ -103,7 +103,8 @@ class EvaluationRunner(Runner):
 
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
         """Return the seeds of environment and agent of each episode; with an instance set, in its order."""
-        return ordered_seeds(self.maze_seeding.episode_seeds(n_episodes), count_instances(self._cfg.get("env")))
+        self._n_instances = count_instances(self._cfg.get("env"))
+        return ordered_seeds(self.maze_seeding.episode_seeds(n_episodes), self._n_instances)
 
     def wrappers_of(self, entry: Mapping[str, Any]) -> Any:
         """Return the wrappers that a policy acts in: its own, by default those of the configuration."""
@@ -153,6 +154,14 @@ class ComparisonRunner(EvaluationRunner):
         super().setup(cfg)
         self._rewards: dict[str, list[str]] = {}
         self._seeds = self.episode_seeds(self.n_episodes)
+        env: Any = cfg.get("env")
+        is_grid = isinstance(env, Mapping) and env.get("instances") == GRID  # all contexts that there are
+        self._repeats = 1 if is_grid or not self._n_instances else max(1, self.n_episodes // self._n_instances)
+        if self._repeats > 1 and self._levels:
+            raise ConfigError(
+                f"runner.risk: the episodes of an instance are not independent. Play each of the {self._n_instances} "
+                f"instances once (runner.n_episodes={self._n_instances})."
+            )
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
@@ -167,6 +176,9 @@ class ComparisonRunner(EvaluationRunner):
         self._check_rewards()
         with Progress(sum(map(len, runs.values())) * self.n_episodes, "Comparison") as progress:
             played = [self._played(name, entries, progress) for name, entries in runs.items()]
+        self._episodes = Comparison(played)
+        if self._repeats > 1:
+            played = [each.by_instance(self._n_instances) for each in played]
         self.comparison = self._compared(played)
         print(self._text(self.comparison), flush=True)
         write_files(self._files(self.comparison))
@@ -209,7 +221,7 @@ class ComparisonRunner(EvaluationRunner):
         return {
             PAGE_FILE: self._completed(comparison_page(comparison, datetime.now(), sections)).text(),
             COMPARISON_FILE: comparison.as_csv(),
-            EPISODES_FILE: comparison.episodes_as_csv(self._seeds),
+            EPISODES_FILE: self._episodes.episodes_as_csv(self._seeds),
             **({CONTEXTS_FILE: by_context.as_csv()} if by_context else {}),
             **({TAILS_FILE: tails.as_csv()} if tails else {}),
         }

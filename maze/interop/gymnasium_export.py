@@ -7,12 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from maze.core.env.action_conversion import masked_heads
 from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_values import masked_heads
 from maze.core.errors import ConfigError
-from maze.core.rendering.offscreen import figure_pixels, offscreen
-from maze.core.rendering.renderer import draw_current_state
+from maze.core.rendering.renderer import draw_current_state, figure_pixels, offscreen
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
 
 RENDER_MODES = ["human", "rgb_array"]

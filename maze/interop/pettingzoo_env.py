@@ -29,7 +29,7 @@ from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.utils.config_utils import number
 from maze.core.utils.factory import locate, named_module
 from maze.core.wrappers import maze_gym_env_wrapper
-from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
+from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted, import_modules
 
 _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
 # Largest number of agents whose returns are KPIs.
@@ -77,6 +77,13 @@ def _maker(name: str, where: str) -> Callable[..., Any]:
     return functools.partial(pettingzoo.make, "aec", registered[name])
 
 
+def _made(maker: Callable[..., Any], where: str, /, **arguments: Any) -> Any:
+    try:
+        return maker(**arguments)
+    except (TypeError, ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise ConfigError(f"{where}: cannot be made with the arguments {arguments}: {error}") from error
+
+
 def make_pettingzoo_env(
     name: str,
     kwargs: Mapping[str, Any] | None = None,
@@ -102,18 +109,11 @@ def make_pettingzoo_env(
         first.
     :raises ConfigError: There is no such environment, a package is missing, or an argument is unknown.
     """
-    maze_gym_env_wrapper.import_modules(further_kwargs.pop("import", None) or ())
+    import_modules(further_kwargs.pop("import", None) or ())
     where, arguments = f"env.name={name}", {**(kwargs or {}), **further_kwargs}
     if importlib.util.find_spec("pettingzoo") is None:
         raise ConfigImportError(f"{where}: PettingZoo is not installed: {install_command('pettingzoo')}.")
-    maker = _maker(name, where)
-
-    def make(**more: Any) -> Any:
-        try:
-            return maker(**{**arguments, **more})
-        except (TypeError, ImportError, gymnasium.error.DependencyNotInstalled) as error:
-            raise ConfigError(f"{where}: cannot be made with the arguments {arguments}: {error}") from error
-
+    make = functools.partial(_made, _maker(name, where), where, **arguments)
     return PettingZooEnv(make, policies, random_opponents, drop, encode, action_mask)
 
 

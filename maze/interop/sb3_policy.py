@@ -23,13 +23,14 @@ from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.env.space_values import ActionBounds, split_rows
+from maze.core.env.action_conversion import ActionBounds
+from maze.core.env.space_values import action_leaves, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, EnvironmentContractError, install_command
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
-from maze.core.wrappers.gym_adapters import action_leaves, adapted, gym_env_name
+from maze.core.wrappers.gym_adapters import adapted, gym_env_name
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 from maze.distributions.utils import isolated_global_generator
 from maze.interop.gymnasium_export import mask_heads

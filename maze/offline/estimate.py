@@ -23,13 +23,13 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.agent.action_distribution import distributions_of, log_probabilities
 from maze.core.agent.policy import Policy
-from maze.core.env.space_values import ActionBounds
-from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.env.action_conversion import ActionBounds
+from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.core.utils.config_utils import number, whole_number
-from maze.offline.action_probabilities import ActionDistribution, action_distribution
 from maze.offline.fitted_q import FittedQConfig, FittedValues, fit_q
 from maze.report.estimates import Estimate
 
@@ -298,31 +298,6 @@ def _lacking(ratios: Array) -> float:
     return max(0.0, 1.0 - float(ratios.mean()) - 2.0 * float(ratios.std() / np.sqrt(len(ratios))))
 
 
-def log_probabilities(
-    data: LoggedSteps, policy: Policy, action_spaces: Mapping[StepKeyType, spaces.Dict], greedy: bool = False
-) -> Array:
-    """Return log-probabilities (densities) of the logged actions under a policy, `[n_decisions]`."""
-    found = np.empty(len(data))
-    for key, chosen, distribution in _distributions(data, policy, action_spaces, greedy):
-        found[chosen] = distribution.log_prob(
-            {head: values[data.rows[chosen]] for head, values in data.tables[key].actions.items()}
-        )
-    return found
-
-
-def _distributions(
-    data: LoggedSteps, policy: Policy, action_spaces: Mapping[StepKeyType, spaces.Dict], greedy: bool
-) -> Iterator[tuple[StepKeyType, Array, ActionDistribution]]:
-    """Yield a policy's distributions in the decisions of each actor, after step key and positions of these."""
-    for key, table in data.tables.items():
-        positions = data.positions(key)
-        for agent in np.unique(data.agent_ids[positions]):
-            chosen = positions[data.agent_ids[positions] == agent]
-            observations = {name: values[data.rows[chosen]] for name, values in table.observations.items()}
-            actor = ActorID(key, int(agent))
-            yield key, chosen, action_distribution(policy, observations, actor, action_spaces[key], greedy)
-
-
 def unlogged_share(
     data: LoggedSteps, policy: Policy, action_spaces: Mapping[StepKeyType, spaces.Dict], config: EstimationConfig
 ) -> float:
@@ -331,7 +306,7 @@ def unlogged_share(
     These are choices that were never logged, and numbers beyond the range of the logged ones, whatever was observed.
     """
     rng, n_unlogged = np.random.default_rng(config.seed), 0
-    for key, chosen, distribution in _distributions(data, policy, action_spaces, config.greedy):
+    for key, chosen, distribution in distributions_of(data, policy, action_spaces, config.greedy):
         bounds, is_unlogged = ActionBounds(action_spaces[key]), np.zeros(len(chosen), np.bool_)
         for head, drawn in distribution.sample(rng).items():
             logged, values = data.tables[key].actions[head], bounds.clip_rows(head, drawn)
@@ -389,8 +364,12 @@ def _refusal(estimator: str, data: LoggedSteps, weighting: Weighting, config: Es
         )
     if estimator != "fqe" and np.isnan(weighting.ratios).any():
         return (
-            "The log has no probabilities of its actions. Log them (`maze-serve --explore`), or estimate by `fqe`, "
-            "which needs none."
+            "The log has no probabilities of its actions; deterministic continuous actions have no density. Name the "
+            "policy that acted (`behaviour`), log sampled actions (`runner.record_parquet=true` with a network or "
+            "`policy=exploring`; a server with `--explore`, or `deterministic: false` for continuous actions), or "
+            "estimate by `fqe`, which needs none."
+            if np.isnan(data.propensities).any()
+            else "The policy's continuous actions are deterministic and have no density. Estimate by `fqe`."
         )
     if weighting.unsupported > config.max_unsupported:
         return (

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from maze.core.agent.action_distribution import cloned_propensities, log_probabilities
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
@@ -23,7 +24,6 @@ from maze.core.utils.files import aligned, csv_text
 from maze.evaluation import runners
 from maze.evaluation.comparison import intervals_figure
 from maze.offline import estimate
-from maze.offline.action_probabilities import cloned_propensities
 from maze.report.estimates import Estimate, t_interval
 from maze.report.page import Page, fact_list, page_section, table
 from maze.runner import Runner
@@ -110,7 +110,7 @@ class EstimationRunner(runners.EvaluationRunner):
                 log.propensities = cloned_propensities(log, action_spaces, config.seed)
         elif self.behaviour is not None:
             data, policy, action_spaces = logs[self.behaviour]
-            propensities = np.exp(estimate.log_probabilities(data, policy, action_spaces))
+            propensities = np.exp(log_probabilities(data, policy, action_spaces))
             if impossible := int((propensities == 0).sum()):
                 refuted = f"{self.behaviour} would never have taken {impossible} of the {len(data)} logged actions"
                 raise ConfigError(

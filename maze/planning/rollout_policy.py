@@ -18,11 +18,11 @@ from gymnasium import spaces
 from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.annotations import override
+from maze.core.env.action_conversion import allowed_values, masks_of_heads
 from maze.core.env.base_env import BaseEnv
 from maze.core.env.batched_maze_env import SingleCoreEnv
 from maze.core.env.maze_env import ActionType
 from maze.core.env.observation_conversion import ObservationType
-from maze.core.env.space_values import allowed_values, masks_of_heads
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats

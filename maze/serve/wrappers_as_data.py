@@ -10,8 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
+from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_values import ActionBounds
+from maze.core.env.space_values import DiscreteAction, DoubleBoxAction, Leaf, MultiDiscreteAction
 from maze.core.utils.array_conversions import described
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType
 from maze.core.wrappers import gym_adapters
@@ -197,13 +198,13 @@ def _pack(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation
 _KINDS: Mapping[type | None, str] = {None: "single", dict: "dict", tuple: "tuple"}
 
 
-def _leaf(leaf: gym_adapters.Leaf) -> dict[str, Any]:
+def _leaf(leaf: Leaf) -> dict[str, Any]:
     dtype = str(leaf.gym_dtype)
-    if isinstance(leaf, gym_adapters.DiscreteAction):
+    if isinstance(leaf, DiscreteAction):
         return {"kind": "discrete", "start": leaf.start}
-    if isinstance(leaf, gym_adapters.MultiDiscreteAction):
+    if isinstance(leaf, MultiDiscreteAction):
         return {"kind": "multi_discrete", "dtype": dtype, "start": leaf.start}
-    if isinstance(leaf, gym_adapters.DoubleBoxAction):
+    if isinstance(leaf, DoubleBoxAction):
         return {"kind": "box", "dtype": dtype, "low": leaf.low, "high": leaf.high}
     return {"kind": "cast", "dtype": dtype}
 

@@ -176,8 +176,8 @@ class Tracker(LogStatsWriter, ABC):
 
 DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
 _STATES = {FINISHED: "FINISHED", INTERRUPTED: "KILLED", FAILED: "FAILED"}
-# Limits of one request; maximum length of a parameter.
-_MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 500
+# Limits of one request; maximum length of a parameter, and of a name with room for a few marks.
+_MOST_METRICS, _MOST_PARAMETERS, _LONGEST, _LONGEST_NAME = 1000, 100, 500, 240
 # Defaults of environment variables: MLflow's own would delay a run for minutes if its server is not reachable.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
 _LOCK_TIMEOUT = 120.0
@@ -214,6 +214,7 @@ class MlflowTracker(Tracker):
         self._client: Any = None
         self._run_id = ""
         self._metrics: list[Any] = []
+        self._names: dict[str, str] = {}
         self._next_request = -float("inf")
 
     @override(Tracker)
@@ -247,7 +248,7 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Metric
 
         now, position = int(time.time() * 1000), step if n_env_steps is None else n_env_steps
-        self._metrics += [Metric(_permitted(f"{path}/{name}"), value, now, position) for name, value in numbers.items()]
+        self._metrics += [Metric(self._name(f"{path}/{name}"), value, now, position) for name, value in numbers.items()]
         if time.monotonic() >= self._next_request:
             self._send()
 
@@ -265,6 +266,13 @@ class MlflowTracker(Tracker):
         for kind, path in files:
             self._client.log_artifact(self._run_id, str(path), kind)
         self._client.set_terminated(self._run_id, _STATES[state])
+
+    def _name(self, statistic: str) -> str:
+        """Return the name of a metric, which no other statistic has."""
+        name = _permitted(statistic)
+        while self._names.setdefault(name, statistic) != statistic:
+            name += "_"
+        return name
 
     def _send(self) -> None:
         metrics, self._metrics = self._metrics, []
@@ -298,8 +306,9 @@ class MlflowTracker(Tracker):
 
 
 def _permitted(name: str) -> str:
-    """Return the name with underscores in place of characters that MLflow does not allow."""
-    return re.sub(r"[^\w\-./ ]", "_", name).lstrip("/.")
+    """Return the name as MLflow allows it: with underscores for other characters, as a path without `//` and `..`."""
+    parts = re.sub(r"[^\w\-./ ]", "_", name).split("/")
+    return "/".join(part for part in parts if part.strip("."))[:_LONGEST_NAME].rstrip("/")
 
 
 # -- Weights & Biases --------------------------------------------------------------------------------------------------

@@ -230,11 +230,8 @@ class JobShops(BatchedCoreEnv):
         exists = np.arange(n_jobs) < self.size[rows, 0, None]
         self.next_operation[rows] = np.where(exists, 0, self.size[rows, 1, None])
         self.work[rows] = self.work_left[rows] = self.durations[rows].sum(axis=-1)
-        is_there = self.durations[rows] > 0
-        for machine in range(self._machines[1]):
-            on_it = (self.machines[rows] == machine) & is_there
-            self.machine_work[rows, machine] = np.where(on_it, self.durations[rows], 0).sum(axis=(1, 2))
-            self.machine_jobs[rows, machine] = on_it.sum(axis=(1, 2))
+        of_machines = np.take_along_axis(self.durations[rows], self.machines[rows].argsort(axis=-1), axis=-1)
+        self.machine_work[rows], self.machine_jobs[rows] = of_machines.sum(axis=1), (of_machines > 0).sum(axis=1)
         self.initial_bound[rows] = lower_bound(self.durations[rows], self.machines[rows])
         self.bound[rows] = self.initial_bound[rows]
         self.machine[rows] = self.machines[rows, :, 0]
@@ -266,14 +263,17 @@ class JobShops(BatchedCoreEnv):
 
     def _start(self, rows: np.ndarray, jobs: np.ndarray) -> None:
         """Start the next operation of some jobs, no two of them on the same machine."""
-        operation, machine = self.next_operation[rows, jobs], self.machine[rows, jobs]
-        duration = self.durations[rows, jobs, operation]
-        start = self.earliest[rows, jobs]
-        self.starts[rows, jobs, operation] = start
-        self.job_ready[rows, jobs] = self.machine_free[rows, machine] = start + duration
-        self.work_left[rows, jobs] -= duration
-        self.machine_work[rows, machine] -= duration
-        self.machine_jobs[rows, machine] -= 1
+        job, n_machines = rows * self._jobs[1] + jobs, self._machines[1]
+        operation, machine = self.next_operation.take(job), rows * n_machines + self.machine.take(job)
+        at, start = job * n_machines + operation, self.earliest.take(job)
+        duration = self.durations.take(at)
+        end = start + duration
+        self.starts.put(at, start)
+        self.job_ready.put(job, end)
+        self.machine_free.put(machine, end)
+        self.work_left.put(job, self.work_left.take(job) - duration)
+        self.machine_work.put(machine, self.machine_work.take(machine) - duration)
+        self.machine_jobs.put(machine, self.machine_jobs.take(machine) - 1)
         self._advance_to(rows, jobs, operation + 1)
         self._pass_gaps(rows, jobs)
 
@@ -288,13 +288,15 @@ class JobShops(BatchedCoreEnv):
             self._advance_to(rows, jobs, operation + 1)
 
     def _advance_to(self, rows: np.ndarray, jobs: np.ndarray, operation: np.ndarray) -> None:
-        self.next_operation[rows, jobs] = operation
-        self.machine[rows, jobs] = self.machines[rows, jobs, np.minimum(operation, self._machines[1] - 1)]
+        job, n_machines = rows * self._jobs[1] + jobs, self._machines[1]
+        self.next_operation.put(job, operation)
+        self.machine.put(job, self.machines.take(job * n_machines + np.minimum(operation, n_machines - 1)))
 
     def _look_ahead(self, rows: np.ndarray) -> None:
         """Return when jobs can start next."""
-        start = np.maximum(self.job_ready[rows], self.machine_free[rows[:, None], self.machine[rows]])
-        is_open = self.next_operation[rows] < self.size[rows, 1, None]
+        machine = rows[:, None] * self._machines[1] + self.machine.take(rows, axis=0)
+        start = np.maximum(self.job_ready.take(rows, axis=0), self.machine_free.take(machine))
+        is_open = self.next_operation.take(rows, axis=0) < self.size.take(rows, axis=0)[:, 1:]
         self.earliest[rows] = np.where(is_open, start, _NEVER)
 
     def _choices(self, rows: np.ndarray | slice) -> np.ndarray:
@@ -321,7 +323,7 @@ class JobShops(BatchedCoreEnv):
             alone = np.bincount(place, minlength=1)[place] == 1
             which = which[alone]
             self._start(rows[which], jobs[alone])
-            rows = rows[np.unique(which)]
+            rows = rows[np.bincount(which, minlength=len(rows)) > 0]
             self._look_ahead(rows)
         done = self.job_ready[everyone]
         start = self.earliest[everyone]

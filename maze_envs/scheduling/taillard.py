@@ -219,11 +219,8 @@ def lower_bound(durations: np.ndarray, machines: np.ndarray) -> np.ndarray:
     """
     heads = durations.cumsum(axis=-1) - durations
     tails = durations.sum(axis=-1, keepdims=True) - heads - durations
-    bound = durations.sum(axis=-1).max(axis=-1)
-    far = np.iinfo(np.int64).max // 4
-    for machine in range(durations.shape[-1]):
-        on_it = (machines == machine) & (durations > 0)
-        work = np.where(on_it, durations, 0).sum(axis=(-2, -1))
-        before, after = (np.where(on_it, times, far).min(axis=(-2, -1)) for times in (heads, tails))
-        bound = np.maximum(bound, np.where(work > 0, before + work + after, 0))
-    return np.asarray(bound)
+    order = machines.argsort(axis=-1)  # each job needs each machine once
+    work, before, after = (np.take_along_axis(times, order, axis=-1) for times in (durations, heads, tails))
+    least = (np.where(work > 0, times, np.iinfo(np.int64).max // 4).min(axis=-2) for times in (before, after))
+    of_machines = np.where((work > 0).any(axis=-2), sum(least, work.sum(axis=-2)), 0)
+    return np.asarray(np.maximum(durations.sum(axis=-1).max(axis=-1), of_machines.max(axis=-1)))

@@ -221,6 +221,20 @@ def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
     assert "lane" not in sys.modules
 
 
+def test_modules_of_the_working_directory_are_found_by_the_name_of_an_environment(tmp_path: Path) -> None:
+    (tmp_path / "levers.py").write_text(
+        "import gymnasium\n\n\nclass Lever(gymnasium.Env):\n"
+        "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 0, {}\n\n"
+        "    def step(self, action):\n"
+        "        return action, 1.0, bool(action), False, {}\n\n\n"
+        "gymnasium.register('Lever-v0', Lever)\n",
+        encoding="utf-8",
+    )
+    assert main(["-cn", "conf_check", "env.name=levers:Lever-v0", "runner.n_steps=10"]) == 0
+
+
 SHORT = ["runner.n_episodes=2", "runner.max_episode_steps=2"]
 COMMANDS = {
     "rollout": [*ROLLOUT, "input_dir=run"],
@@ -252,6 +266,15 @@ def test_trust_is_given_to_every_command_in_the_same_way(
         assert main(trusting) in passed_or_not
         assert "lane.Lane" not in capfd.readouterr().err
         del sys.modules["lane"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["rollout", "gate", "compare"])
+def test_a_command_that_names_the_environment_trusts_its_package(
+    lane: None, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*COMMANDS[command], "env._target_=lane.Lane"]) in ((0, 1) if command == "gate" else (0,))
+    assert "--trust" not in capfd.readouterr().err
 
 
 @pytest.mark.slow

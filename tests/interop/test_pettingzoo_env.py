@@ -221,7 +221,16 @@ def test_actions_of_different_spaces_have_names_of_their_own():
     assert check_env(lambda: PettingZooEnv(Unequal()), n_steps=30).findings == []
 
 
-@pytest.mark.parametrize("make", [lambda: PettingZooEnv(Duel()), lambda: PettingZooEnv(Survivors())])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PettingZooEnv(Duel()),
+        lambda: PettingZooEnv(Survivors()),
+        lambda: make_pettingzoo_env("classic/tictactoe_v3"),
+        lambda: make_pettingzoo_env("mpe2/simple_spread_v3"),
+        lambda: make_pettingzoo_env("tests.interop.pettingzoo_envs:Survivors"),
+    ],
+)
 def test_the_checker_finds_nothing(make):
     assert check_env(make, n_steps=60).findings == []
 

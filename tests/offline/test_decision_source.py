@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.decision_data import join_decision_log, log_files
@@ -159,6 +160,32 @@ def test_sampled_decisions_have_the_probabilities_of_their_networks(tmp_path: Pa
     assert data.truncated.sum() == 3
     complete = InMemoryDataset(tmp_path, trajectory_processor=CompleteTrajectoryProcessor())
     assert len(LoggedSteps.of_dataset(complete)) == 6  # the last decision of a truncated episode stays
+
+
+class Pushes(Policy):
+    """Always the same continuous action."""
+
+    def compute_action(self, *arguments: Any, **options: Any) -> Any:
+        return {"action": np.array([0.5], np.float32)}
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_deterministic_continuous_actions_have_no_density(tmp_path: Path, deterministic: bool) -> None:
+    actions = {0: spaces.Dict(action=spaces.Box(-2.0, 2.0, (1,), np.float32))}
+    log = DecisionLog(tmp_path, {})
+    with served({"p": pendulum()}, log=log) as (url, _), PolicyClient(url) as client:
+        for episode in range(3):
+            for step in range(2):
+                seen = np.array([1.0, 0.1 * step, 0.1 * episode], np.float32)
+                options = {"episode": f"e{episode}", "step": step, "deterministic": deterministic}
+                client.report(client.act(seen, **options).decision, 1.0, done=step == 1)
+    data = steps_of(tmp_path)
+    assert np.isnan(data.propensities).all() == deterministic
+    config = EstimationConfig(n_bootstrap=4, estimators=("fqe", "wis"), max_unsupported=1.0)
+    _, fitted, weighted = estimate({"same": Pushes()}, data, actions, config)
+    assert fitted.refusal == ""
+    expected = "`deterministic: false` for continuous actions" if deterministic else "The policy's continuous actions"
+    assert expected in weighted.refusal
 
 
 def test_incomplete_decisions_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

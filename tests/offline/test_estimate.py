@@ -8,14 +8,20 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from maze.core.agent.action_distribution import (
+    ExploringPolicy,
+    action_distribution,
+    candidates,
+    cloned_propensities,
+    log_probabilities,
+)
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.offline.action_probabilities import ExploringPolicy, action_distribution, candidates, cloned_propensities
-from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate, log_probabilities
+from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate
 from maze.offline.estimation import EvidenceGateRunner
 from maze.offline.fitted_q import FittedQConfig
 
@@ -334,6 +340,27 @@ def test_policies_that_leave_their_action_space_are_refused() -> None:
     data = LoggedSteps.of_episodes(episode(np.random.default_rng(0), 2) for _ in range(3))
     with pytest.raises(ConfigError, match=r"Outside: expected actions of Discrete\(3\) for the head `item`, found 3"):
         log_probabilities(data, Outside(), ACTION_SPACES)
+
+
+class Fickle(Constant):
+    """Samples its item, and states no probability of it."""
+
+    _rng = np.random.default_rng(0)
+
+    def compute_action(
+        self, observation: Any, maze_state: Any, env: Any, actor_id: Any = None, deterministic: bool = False
+    ) -> Any:
+        head = "item" if actor_id.step_key == "pick" else "side"
+        return {head: np.int64(0 if deterministic else self._rng.integers(2))}
+
+
+def test_the_samples_of_a_heuristic_are_not_taken_for_its_deterministic_actions() -> None:
+    data = LoggedSteps.of_episodes(episode(np.random.default_rng(0), 2) for _ in range(10))
+    for policy in (Fickle(), ExploringPolicy(Fickle(), 0.5, ACTION_SPACES)):
+        with pytest.raises(ConfigError, match="Fickle samples its actions with unknown probabilities"):
+            log_probabilities(data, policy, ACTION_SPACES)
+    found = log_probabilities(data, Fickle(), ACTION_SPACES, greedy=True)
+    assert set(np.exp(found).tolist()) == {0.0, 1.0}
 
 
 @pytest.mark.parametrize(

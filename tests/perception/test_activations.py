@@ -1,4 +1,4 @@
-"""The tangent in NumPy is torch's in all that torch does with it."""
+"""The tangent in NumPy and the linear layer for few features are torch's in all that torch does with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maze.core.errors import ConfigError
 from maze.perception import weight_init
 from maze.perception.blocks import DenseBlock, InferenceBlock
 from maze.perception.program.network_program import in_numpy
-from maze.perception.weight_init import Tanh, activation_type
+from maze.perception.weight_init import Linear, Tanh, activation_type
 
 MANY = (130, 64)
 
@@ -69,15 +69,26 @@ def test_activation_results_do_not_share_memory():
 
 def test_recorded_or_mapped_networks_contain_torch_functions():
     torch.manual_seed(0)
-    net, rows = nn.Sequential(nn.Linear(5, 64), Tanh(), nn.Linear(64, 2)), torch.randn(200, 5)
-    expected, others = net(rows).detach(), torch.randn(200, 5)
-    torch.testing.assert_close(torch.func.vmap(net)(rows.view(4, 50, 5)).view(200, 2), expected)
+    net, rows = nn.Sequential(Linear(5, 64), Tanh(), nn.Linear(64, 2)), torch.randn(1200, 5)
+    expected, others = net(rows).detach(), torch.randn(1200, 5)
+    torch.testing.assert_close(torch.func.vmap(net)(rows.view(4, 300, 5)).view(1200, 2), expected)
     per_row = torch.func.vmap(torch.func.grad(lambda row: net(row).sum()))(rows)
     assert per_row.shape == rows.shape
     with pytest.warns(DeprecationWarning, match="trace"):
         traced = torch.jit.trace(net, rows)
     torch.testing.assert_close(traced(others), net(others))
     torch.testing.assert_close(torch.export.export(net, (rows,)).module()(others), net(others))
+
+
+@pytest.mark.parametrize("shape", [(1200, 5), (60, 20, 5), (3, 5), (1200, 30)])
+def test_linear_layers_and_their_gradients_are_those_of_torch(shape):
+    torch.manual_seed(0)
+    layer, x = Linear(shape[-1], 7), torch.randn(shape, requires_grad=True)
+    inputs, upstream = (layer.weight, layer.bias, x), torch.randn(*shape[:-1], 7)
+    found, expected = layer(x), nn.functional.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(y, inputs, upstream) for y in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("is_slow", [True, False])

@@ -330,6 +330,32 @@ def in_contexts(name: str, values: list[float]) -> PlayedEpisodes:
     )
 
 
+def test_repeated_instances_count_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rules play an instance always in the same way, so that playing it again tells nothing."""
+    rng = np.random.default_rng(1)
+    shape = (5, 3, 2)
+    np.savez("shops.npz", durations=rng.integers(1, 100, shape), machines=rng.random(shape).argsort(axis=-1))
+    rule = "_target_: maze_envs.scheduling.rules.DispatchingRule, rule"
+    common = ["env=job_shop", "env.instances=shops.npz", "log_base_dir=log"]
+    policies = f"policies={{a: {{{rule}: MWKR}}, b: {{{rule}: SPT}}}}"
+    found = []
+    for n_episodes in (5, 15):
+        command = ["-cn", "conf_compare", *common, policies, f"runner.n_episodes={n_episodes}"]
+        assert main([*command, f"hydra.run.dir=run{n_episodes}"]) == 0
+        found.append(Path(f"run{n_episodes}", "comparison.csv").read_text())
+        assert len(Path(f"run{n_episodes}", "episodes.csv").read_text().splitlines()) == 1 + 2 * n_episodes
+    rows = [[line.split(",") for line in text.splitlines()[1:]] for text in found]
+    for once, often in zip(*rows, strict=True):
+        assert once[:2] == often[:2]
+        np.testing.assert_allclose(*([float(cell or 0) for cell in row[2:]] for row in (once, often)), rtol=1e-9)
+    assert "5 instances (means of 3 episodes each), the same for all" in capsys.readouterr().out
+    assert main([*command, "runner.risk=0.2"]) == 1
+    assert "runner.risk: the episodes of an instance are not independent" in capsys.readouterr().err
+    gate = [f"baseline={{{rule}: MWKR}}", f"candidate={{{rule}: MWKR}}", "runner.n_episodes=200"]
+    assert main(["-cn", "conf_gate", *common, *gate]) == 2
+    assert "expected at least 200 to judge return, found 5" in capsys.readouterr().err
+
+
 def test_contexts_are_compared_separately() -> None:
     reference = in_contexts("a", [0.0] * 8)
     other = in_contexts("b", [1, 1, 2, 2, 3, 3, -4, -4])
@@ -355,6 +381,31 @@ def test_episodes_with_a_context_each_are_not_compared_by_context() -> None:
     assert not ContextComparison(Comparison([PlayedEpisodes("a", values), PlayedEpisodes("b", values)]))
     plain = [played("a", [1.0, 2.0]), played("b", [1.0, 2.0])]
     assert not ContextComparison(Comparison(plain))
+
+
+def test_unknown_differences_are_neither_better_nor_worse_in_heat_maps() -> None:
+    better = in_contexts("b", [1.0, 1.0, np.nan, 1.0, np.inf, 1.0, 2.0, 2.0])
+    section = ContextComparison(Comparison([in_contexts("a", [0.0] * 8), better])).section()
+    shares = re.findall(r"rgba\([^)]*, ([\d.]+)\)\">([^<]*)<", section)
+    assert [(float(share), text.rstrip(" *")) for share, text in shares] == [
+        (0.3, "1"),  # half of the largest known difference
+        (0.0, "nan"),
+        (0.6, "inf"),
+        (0.6, "2"),
+    ]
+
+
+@pytest.mark.parametrize("unknown", [np.nan, np.inf, -np.inf])
+def test_figures_place_known_values_only(unknown: float) -> None:
+    with np.errstate(invalid="ignore"):
+        known, partly = [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, unknown]
+        page = comparison_page(Comparison([played("a", known), played("b", partly)]), datetime(2026, 1, 1)).text()
+    figure = page[page.index("<svg") : page.index("</svg>")]
+    dots = [float(place) for place in re.findall(r'<circle cx="([^"]*)"[^>]* r="2"', figure)]
+    assert len(dots) == len(known) + 3
+    assert np.ptp(np.diff(dots[: len(known)])) < 0.2 < np.ptp(dots), "equal distances, on a scale of known values"
+    assert len(re.findall(r'<circle cx="[\d.]+"[^>]* r="5"', figure)) == 1, "a mean that is not finite has no place"
+    assert f">b: {unknown}</text>" in figure
 
 
 def test_contexts_of_a_single_policy_have_no_differences_to_show() -> None:

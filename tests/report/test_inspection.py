@@ -22,7 +22,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError
 from maze.core.log_events.step_event_log import StepEventLog
-from maze.core.rendering.offscreen import RecordedFramesRenderer
+from maze.core.rendering.renderer import RecordedFramesRenderer
 from maze.core.rendering.trajectory_page import write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord

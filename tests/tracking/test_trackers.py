@@ -344,6 +344,28 @@ def test_table_tensorboard_wandb_and_mlflow_show_the_same_statistics(project: Pa
     assert n_compared > 50
 
 
+@pytest.mark.slow
+def test_mlflow_has_every_statistic_whatever_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    from maze.tracking.tracker import MlflowTracker
+
+    kpis = ["waste [€]", "waste [$]", "share/of//all/", "../up", "...", "x" * 300, "x" * 400]
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracker = MlflowTracker(tracking_uri=uri)
+    tracked(tracker, tmp_path)
+    with StatsContext() as stats:
+        stats.register_writer(tracker)
+        for step in range(2):
+            for position, name in enumerate(kpis):
+                stats.write({LogStatsKey(BaseEnvEvents.kpi, "mean", (name,)): 10.0 * step + position}, "eval")
+            stats.finish_step()
+    identity = json.loads((tmp_path / TRACKING_FILE).read_text())["mlflow"]
+    metrics = MlflowClient(tracking_uri=uri).get_run(identity).data.metrics
+    assert sorted(metrics.values()) == [10.0 + position for position in range(len(kpis))]
+
+
 BEGIN_AND_END = """
 import sys
 from pathlib import Path

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.utils import EzPickle
 
 from maze.core.env.action_conversion import ActionConversionInterface, DictActionConversion
 from maze.core.env.batched_maze_env import SingleCoreEnv
@@ -306,6 +307,36 @@ def test_undeclared_agents_are_refused_where_the_environment_is_stepped():
 def test_environments_that_cannot_be_cloned_are_checked_as_far_as_possible():
     report = check_env(lambda: GymMazeEnv("CartPole-v1"), n_steps=20)
     assert report.findings == []
+
+
+class Walk(gymnasium.Env[Any, int], EzPickle):
+    """A simulator that its constructor makes anew when it is copied, as those of MuJoCo, Box2D and PettingZoo are."""
+
+    observation_space = spaces.Box(-50, 50, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        EzPickle.__init__(self)
+        self.position = 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**kwargs)
+        self.position = int(self.np_random.integers(5, 9))
+        return np.array([self.position], np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.position += int(action)
+        return np.array([self.position], np.float32), 1.0, self.position > 20, False, {}
+
+
+def test_simulators_that_begin_anew_when_copied_are_checked_without_copies_and_refuse_to_be_cloned() -> None:
+    report = check_env(lambda: GymMazeEnv(Walk()), n_steps=20)
+    assert report.findings == []
+    assert [note.partition(":")[0] for note in report.skipped] == ["pickling", "cloning, and what masks say"]
+    env, other = GymMazeEnv(Walk()), GymMazeEnv(Walk())
+    env.reset()
+    with pytest.raises(NotImplementedError, match=r"Walk.* cannot be cloned: copies of it begin anew"):
+        other.clone_from(env)
 
 
 class Drawers(MazeEnv[DrawerCoreEnv]):

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, for_actor
 from maze.core.annotations import override
-from maze.core.env.space_values import CANDIDATES_SUFFIX, drawn_value, masks_of_heads
+from maze.core.env.action_conversion import CANDIDATES_SUFFIX, drawn_value, masks_of_heads
 from maze.core.env.structured_env import ActorID, StepKeyType
 
 

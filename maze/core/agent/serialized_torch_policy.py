@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import positive_number
 from maze.core.utils.factory import ConfigType, Factory
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_actor_critic import TorchActorCritic
 
 
 class SerializedTorchPolicy(TorchPolicy):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,12 +14,10 @@ from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from maze.core.env.structured_env import ActorID
-    from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-    from maze.perception.blocks.recurrent.recurrent_cell import Run
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.perception.blocks.recurrent.recurrent_cell import Run
 
 
 class ModelRuns(NamedTuple):

@@ -8,19 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, unknown_key_error
 from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
 from maze.perception.weight_init import mkl_is_slow
-
-if TYPE_CHECKING:
-    from maze.core.env.structured_env import ActorID
 
 logger = logging.getLogger(__name__)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
 from maze.distributions.dict import DictProbabilityDistribution
-
-if TYPE_CHECKING:
-    from maze.core.env.structured_env import ActorID
 
 T = TypeVar("T")
 

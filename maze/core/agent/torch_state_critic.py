@@ -6,7 +6,7 @@ Values have the shape of the batch; networks may return them as `[...]` or `[...
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -17,13 +17,11 @@ from maze.core.agent.state_critic import StateCritic
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepOutput
 from maze.core.agent.torch_model import NetworksModel, as_float_tensors
 from maze.core.annotations import override
+from maze.core.env.observation_conversion import ObservationType
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
+from maze.perception.blocks.recurrent.recurrent_cell import Run
 from maze.perception.perception_utils import flatten_spaces, stack_and_flatten_spaces
-
-if TYPE_CHECKING:
-    from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID, StepKeyType
-    from maze.perception.blocks.recurrent.recurrent_cell import Run
 
 TensorDict = dict[str, torch.Tensor]
 

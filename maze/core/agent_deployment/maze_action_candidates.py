@@ -9,10 +9,9 @@ from typing import Any
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.action_conversion import ActionBounds, ActionConversionInterface
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
-from maze.core.env.space_values import ActionBounds
 from maze.core.errors import EnvironmentContractError
 
 

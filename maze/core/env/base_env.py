@@ -48,3 +48,12 @@ def is_truncated(done: bool, info: Mapping[Any, Any] | None) -> bool:
     An episode that has ended without truncation has terminated: its last value is zero, without bootstrapping.
     """
     return bool(done and info and info.get(TRUNCATION_KEY, False))
+
+
+def reset_values(result: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the first observation and `info`, which is empty if `reset` returns the observation only.
+
+    :param result: Result of `reset`.
+    """
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+    return result if is_pair else (result, {})

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.action_conversion import ActionConversionInterface, uses_state
+from maze.core.env.action_conversion import ActionBounds, ActionConversionInterface, action_problem, uses_state
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.event_env_mixin import EventEnvMixin
@@ -20,7 +20,7 @@ from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
 from maze.core.env.recordable_env_mixin import RecordableEnvMixin
 from maze.core.env.simulated_env_mixin import Future
-from maze.core.env.space_values import ActionBounds, action_problem, check_in_space
+from maze.core.env.space_values import check_in_space
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
@@ -116,7 +116,7 @@ class MazeEnv(
 
     @override(EventEnvMixin)
     def get_kpi_calculator(self) -> KpiCalculator | None:
-        return self.env.get_kpi_calculator()
+        return self.step_path.core_env.get_kpi_calculator()
 
     @override(RecordableEnvMixin)
     def get_maze_state(self) -> MazeStateType:
@@ -164,7 +164,7 @@ class MazeEnv(
 
     @override(StructuredEnv)
     def is_actor_done(self) -> bool:
-        return bool(self.env.is_actor_done())
+        return bool(self.step_path.core_env.is_actor_done())
 
     @property
     @override(StructuredEnv)

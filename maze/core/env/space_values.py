@@ -1,18 +1,19 @@
-"""Values of gymnasium spaces: their arrays, checks, bounds and masks."""
+"""Values of gymnasium spaces: their arrays, checks and conversions."""
 
 from __future__ import annotations
 
-import contextlib
 import math
+import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import EnvironmentContractError
+from maze.core.errors import ConfigError, EnvironmentContractError
 
 SpacesDict = Mapping[StepKeyType, spaces.Dict]
 Arrays = dict[StepKeyType, dict[str, np.ndarray]]
@@ -274,191 +275,177 @@ def rows_outside(values: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
     return np.asarray(outside.reshape(len(values), -1).any(1))
 
 
-def action_problem(action: Any, space: spaces.Space[Any]) -> str | None:
-    """Return why an action is not an element of its space; `None`: it is one.
+# -- entries of observation and action spaces in gymnasium, and their conversions -------------------------------------
 
-    :param action: The action; arrays of one number are accepted as numbers.
-    :param space: The action space of the actor.
+LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Spaces of single entries."""
+
+
+class Leaf:
+    """Conversion of one entry: by default a cast between array types.
+
+    :param space: The space of the gymnasium environment.
+    :param place: Environment and key, for messages.
     """
-    if not isinstance(space, spaces.Dict):
-        return _entry_problem(action, space)
-    if not isinstance(action, Mapping) or not {*space} <= {*action}:
-        return f"an action must be a dictionary with the keys {list(space)}, found {action!r}"
-    problems = ((key, _entry_problem(action[key], entry)) for key, entry in space.items())
-    return next((f"action `{key}`: {problem}" for key, problem in problems if problem is not None), None)
+
+    def __init__(self, space: spaces.Space[Any], place: str = "action") -> None:
+        self.space = space
+        if isinstance(space, spaces.Box) and space.dtype == np.float64:
+            with np.errstate(over="ignore"):  # bounds beyond the range of float32 become infinite
+                self.space = spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+        self.dtype = self.space.dtype
+        self.gym_dtype = space.dtype
+        self.cast = Cast(np.dtype(self.dtype), place)
+
+    def to_gym(self, value: Any) -> Any:
+        return np.asarray(value, dtype=self.gym_dtype)
+
+    def from_gym(self, value: Any) -> np.ndarray:
+        return self.cast(value)
+
+    def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
+        """Return the values of several environments, `[n_envs, ...]`."""
+        converted: np.ndarray = self.to_gym(values)
+        return converted
 
 
-def _entry_problem(value: Any, space: spaces.Space[Any]) -> str | None:
+class DiscreteAction(Leaf):
+    """Conversion of a Discrete action `[]`: the agent counts from zero, gymnasium from `start`, as an integer."""
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        # gymnasium 1.2 has no argument for the type, which is int64
+        typed: dict[str, Any] = {} if space.dtype == np.int64 else {"dtype": space.dtype}
+        super().__init__(spaces.Discrete(int(space.n), **typed))
+        self.start = int(space.start)
+
+    def to_gym(self, value: Any) -> int:
+        if value.__class__ is np.ndarray:
+            value = value.item()
+        return operator.index(value) + self.start
+
+    @override(Leaf)
+    def from_gym(self, value: Any) -> np.ndarray:
+        return np.asarray(value - self.start, dtype=self.dtype)
+
+    @override(Leaf)
+    def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
+        return values + self.start if self.start else values
+
+
+class MultiDiscreteAction(Leaf):
+    """Conversion of a MultiDiscrete action: the agent counts from zero, gymnasium from `start`."""
+
+    def __init__(self, space: spaces.MultiDiscrete) -> None:
+        super().__init__(spaces.MultiDiscrete(space.nvec, dtype=space.dtype))
+        self.start = np.asarray(space.start, dtype=space.dtype)
+
+    def to_gym(self, value: Any) -> np.ndarray:
+        """Return `[n_heads]`, counted from the start of the original space."""
+        return np.asarray(value, dtype=self.gym_dtype) + self.start
+
+    def from_gym(self, value: Any) -> np.ndarray:
+        """Return `[n_heads]`, counted from zero."""
+        return np.asarray(value - self.start, dtype=self.dtype)
+
+
+class DoubleBoxAction(Leaf):
+    """Conversion of a Box action in double precision, clipped to bounds that single precision may round beyond."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(space)
+        self.low = space.low
+        self.high = space.high
+
+    def to_gym(self, value: Any) -> np.ndarray:
+        """Return `[*space.shape]`."""
+        action = np.asarray(value, dtype=self.gym_dtype)
+        return np.asarray(np.minimum(np.maximum(action, self.low), self.high))
+
+
+def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
+    """Return conversions of an action space.
+
+    :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
+    """
+    kind, entries = _entries(space, "action")
+    leaves: dict[str, Leaf] = {}
+    for key, entry in entries.items():
+        if isinstance(entry, spaces.Discrete):
+            leaves[key] = DiscreteAction(entry)
+        elif isinstance(entry, spaces.MultiDiscrete):
+            leaves[key] = MultiDiscreteAction(entry)
+        elif isinstance(entry, spaces.Box) and entry.dtype == np.float64:
+            leaves[key] = DoubleBoxAction(entry)
+        else:
+            leaves[key] = Leaf(entry)
+    return kind, leaves
+
+
+def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | None, dict[str, Leaf]]:
+    """Return conversions of an observation space; the result is that of :func:`action_leaves`.
+
+    :param space: The space.
+    :param env_name: The environment, for messages.
+    """
+    kind, entries = _entries(space, "observation")
+    return kind, {key: Leaf(entry, f"{env_name}, observation `{key}`") for key, entry in entries.items()}
+
+
+def packed(kind: type | None, parts: dict[str, Any]) -> Any:
+    """Return the entries in gymnasium's container.
+
+    :param kind: As of :func:`action_leaves`.
+    :param parts: The entries by key, in the order of the space.
+    """
+    if kind is None:
+        return next(iter(parts.values()))
+    return parts if kind is dict else tuple(parts.values())
+
+
+def unpacked(kind: type | None, leaves: Mapping[str, Leaf], value: Any) -> dict[str, np.ndarray]:
+    """Return the converted entries, of one environment or of several, `[n_envs, ...]`.
+
+    :param kind: As of :func:`observation_leaves`.
+    :param leaves: Conversions of the entries.
+    :param value: Value in gymnasium.
+    """
+    return {key: leaves[key].from_gym(part) for key, part in parts_of(kind, leaves, value)}
+
+
+def parts_of(kind: type | None, keys: Iterable[str], value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the entries of a value of gymnasium by key, in the order of the keys.
+
+    :param kind: As of :func:`entries_of`.
+    :param keys: Keys of the entries.
+    :param value: Value in gymnasium.
+    """
+    if kind is dict:
+        return ((key, value[key]) for key in keys)
+    return zip(keys, (value,) if kind is None else value, strict=True)
+
+
+def entries_of(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
+    """Return the entries of a space by key.
+
+    :param space: The space.
+    :param name: `action` or `observation`: the key of a single space; those of a Tuple are numbered.
+    :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
+    """
     if isinstance(space, spaces.Dict):
-        return action_problem(value, space)
-    candidate = value
-    with contextlib.suppress(TypeError, ValueError):
-        if np.can_cast((array := np.asarray(value)).dtype, space.dtype, "same_kind"):  # type: ignore[arg-type]
-            candidate = array.astype(space.dtype).reshape(space.shape or ())
-            candidate = candidate[()] if space.shape == () else candidate
-    return None if space.contains(candidate) else f"expected an element of {space}, found {value!r}"
+        return dict, dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
+    return None, {name: space}
 
 
-_minimum, _maximum = np.minimum, np.maximum  # once per environment step: attribute lookups are measurable
-
-
-class ActionBounds:
-    """Clipping of actions to the bounded `Box` heads of an action space.
-
-    Unbounded distributions sample actions beyond the bounds. Log-probabilities are those of the sampled action; the
-    environment and replay buffers receive the clipped action.
-    """
-
-    def __init__(self, space: spaces.Space[Any]) -> None:
-        heads = space.spaces if isinstance(space, spaces.Dict) else {}
-        self.by_head = {
-            head: (entry.low, entry.high)
-            for head, entry in heads.items()
-            if isinstance(entry, spaces.Box) and bool(entry.bounded_below.any() or entry.bounded_above.any())
-        }
-        self._items = tuple(self.by_head.items())
-
-    def __bool__(self) -> bool:
-        """Return whether there are bounded heads."""
-        return bool(self.by_head)
-
-    def clip(self, action: Any) -> Any:
-        """Return a copy of the action with its heads clipped. NaN stays NaN, to be reported.
-
-        :param action: A dictionary. Other objects, and heads of a wrong shape, are not clipped.
-        """
-        if not isinstance(action, dict):
-            return action
-        clipped = action.copy()
-        for head, bounds in self._items:
-            value = action.get(head)
-            if value is None:
-                continue
-            low, high = bounds
-            if value.__class__ is not np.ndarray or value.shape != low.shape:
-                value = np.asarray(value)
-                if value.size != low.size:
-                    continue
-                low, high = low.reshape(value.shape), high.reshape(value.shape)
-            clipped[head] = _minimum(_maximum(value, low), high)
-        return clipped
-
-    def clip_rows(self, head: str, values: np.ndarray) -> np.ndarray:
-        """Return clipped values of one head.
-
-        :param head: The head, bounded or not.
-        :param values: `[..., *shape]`
-        """
-        bounds = self.by_head.get(head)
-        return values if bounds is None else _minimum(_maximum(values, bounds[0]), bounds[1])
-
-
-# -- masks of actions among the observations --------------------------------------------------------------------------
-
-MASK_SUFFIX = "mask"
-"""How the names of masks end."""
-CANDIDATES_SUFFIX = "candidates"
-"""How the names of observations end that hold what an action head chooses among."""
-
-
-def masked_heads(
-    observation_shapes: Mapping[str, tuple[int, ...]], action_space: spaces.Dict, masks: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return masks with the `Discrete` action heads that they are for.
-
-    An observation whose name ends with `mask` is the mask of the one head that has as many choices; where several have,
-    `<head>_mask` is that of its head. `<head>_candidates_mask` marks which choices exist, not which are allowed.
-
-    :param observation_shapes: Shapes of the observations of a sub-step.
-    :param action_space: Its action heads.
-    :param masks: Action head by the name of its mask, where names and sizes are ambiguous.
-    :return: Heads by mask, and masks that might be for several heads.
-    """
-    heads = {key: int(space.n) for key, space in action_space.spaces.items() if isinstance(space, spaces.Discrete)}
-    found: dict[str, str] = {}
-    ambiguous: list[str] = []
-    of_candidates = {f"{head}_{CANDIDATES_SUFFIX}_{MASK_SUFFIX}" for head in heads}
-    for key, shape in observation_shapes.items():
-        if key in masks:
-            if masks[key] in heads:
-                found[key] = masks[key]
-        elif key.endswith(MASK_SUFFIX) and len(shape) == 1 and key not in of_candidates:
-            fitting = [head for head, n in heads.items() if shape == (n,)]
-            fitting = [head for head in fitting if key == f"{head}_{MASK_SUFFIX}"] or fitting
-            if len(fitting) == 1:
-                found[key] = fitting[0]
-            elif fitting:
-                ambiguous.append(key)
-    return found, ambiguous
-
-
-def masks_by_name(observation_shapes: Mapping[str, tuple[int, ...]], action_space: spaces.Dict) -> dict[str, str]:
-    """Return the masks that the names of heads determine: `<head>_mask`, or `action_mask` if there is one head.
-
-    A mask has an entry for each logit: of `MultiDiscrete` heads the values of one choice after those of another, of
-    `MultiBinary` heads one for each bit, whether it may be 1. Stacked time steps may come first.
-
-    :param observation_shapes: Shapes of the observations of a sub-step.
-    :param action_space: Its action heads.
-    :return: Masks by head.
-    """
-    found: dict[str, str] = {}
-    for head, space in action_space.spaces.items():
-        for name in (f"{head}_{MASK_SUFFIX}", *([f"action_{MASK_SUFFIX}"] if len(action_space.spaces) == 1 else [])):
-            shape = observation_shapes.get(name, ())
-            if head not in found and _mask_shape(space) in (shape, shape[1:]):
-                found[head] = name
-    return found
-
-
-def _mask_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
-    """Return the shape of the mask of an action head, one entry per logit; `None`: it cannot be masked."""
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete):
-        return (int(space.nvec.sum()),)
-    return tuple(space.shape) if isinstance(space, spaces.MultiBinary) else None
-
-
-def masks_of_heads(
-    observation: Mapping[str, Any], action_space: spaces.Dict, masks: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the mask of each head that can be masked and has one, see :func:`masked_heads` and :func:`masks_by_name`.
-
-    :param observation: An observation of a sub-step.
-    :param action_space: Its action heads.
-    :param masks: Action head by the name of its mask, where names and sizes are ambiguous.
-    """
-    shapes, given = {key: np.shape(value) for key, value in observation.items()}, masks or {}
-    by_size = {head: mask for mask, head in masked_heads(shapes, action_space, given)[0].items()}
-    named = masks_by_name(shapes, action_space) | {head: mask for mask, head in given.items() if mask in shapes}
-    several = (spaces.MultiDiscrete, spaces.MultiBinary)
-    return by_size | {head: named[head] for head in named if isinstance(action_space.spaces.get(head), several)}
-
-
-def allowed_values(space: spaces.Space[Any], mask: Any = None) -> list[np.ndarray]:
-    """Return the values of each choice of a discrete head that a mask allows.
-
-    :param space: `Discrete`, with a single choice, `MultiDiscrete` or `MultiBinary`.
-    :param mask: The mask; `None`: none. A choice of which it allows nothing may have any value.
-    :return: The values `[n_values]` of each choice; of a bit that must not be 1 only 0.
-    """
-    if isinstance(space, spaces.MultiBinary):
-        bits = np.ones(space.shape) if mask is None else np.asarray(mask)
-        return [np.arange(1 + bit) for bit in bits.reshape(-1, *space.shape)[-1].ravel() > 0]
-    sizes = np.ravel(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n)  # type: ignore[attr-defined]
-    starts = np.ravel(space.start)  # type: ignore[attr-defined]
-    valid = np.ones(sizes.sum()) if mask is None else np.asarray(mask)
-    choices = np.split(valid.reshape(-1, sizes.sum())[-1] > 0, np.cumsum(sizes)[:-1])
-    return [start + np.flatnonzero(each | ~each.any()) for start, each in zip(starts, choices, strict=True)]
-
-
-def drawn_value(space: spaces.Space[Any], mask: Any, draw: Callable[[int], Any]) -> Any:
-    """Return a value of a discrete head that its mask allows.
-
-    :param space: The head.
-    :param mask: Its mask.
-    :param draw: Returns a random index below a number.
-    """
-    values = [each[draw(len(each))] for each in allowed_values(space, mask)]
-    return np.asarray(values, space.dtype).reshape(space.shape or ())[()]
+def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
+    kind, entries = entries_of(space, name)
+    if not all(isinstance(key, str) for key in entries):
+        raise ConfigError(f"The {name} space has keys that are not strings: {list(entries)}. Rename them.")
+    for key, entry in entries.items():
+        if not isinstance(entry, LEAVES):
+            raise ConfigError(
+                f"The {name} space, entry `{key}`, is {entry!r}; expected Box, Discrete, MultiDiscrete or MultiBinary. "
+                "Convert it with a gymnasium wrapper; environments of the older `gym` package with `shimmy`."
+            )
+    return kind, entries

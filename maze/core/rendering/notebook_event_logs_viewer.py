@@ -8,7 +8,7 @@ from typing import Any
 
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.rendering.events_stats_renderer import ID_COLUMNS, EventStatsRenderer
-from maze.core.rendering.offscreen import figure_png, offscreen
+from maze.core.rendering.renderer import figure_png, offscreen
 from maze.core.rendering.renderer_args import require_ipywidgets
 
 _AGGREGATIONS = [("none", None), *((name, name) for name in ("sum", "mean", "max", "min", "count"))]

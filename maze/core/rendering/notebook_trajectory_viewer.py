@@ -7,7 +7,7 @@ from typing import Any
 
 from maze.core.errors import ConfigError
 from maze.core.rendering.notebook_event_logs_viewer import show
-from maze.core.rendering.offscreen import step_picture
+from maze.core.rendering.renderer import step_picture
 from maze.core.rendering.renderer_args import require_ipywidgets
 from maze.core.rendering.trajectory_page import NO_PICTURE, StepSummary, step_summaries
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord

@@ -1,15 +1,22 @@
-"""Drawing of simulation states."""
+"""Drawing of simulation states, also without windows."""
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from maze.core.annotations import override
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.errors import ConfigError
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer_args import RendererArg
+from maze.core.trajectory_recording.records.state_record import StateRecord
 
 
 class Renderer(ABC):
@@ -57,3 +64,127 @@ def draw_current_state(env: Any) -> None:
     events = StepEventLog(env.get_env_time())
     events.extend(env.get_step_events())
     renderer_of(env).render(env.get_maze_state(), env.get_maze_action(), events)
+
+
+# -- drawing without windows ------------------------------------------------------------------------------------------
+
+
+class RecordedFramesRenderer(Renderer):
+    """Show the recorded frames of one episode, for environments that cannot draw earlier states."""
+
+    def __init__(self) -> None:
+        self.frames: dict[int, bytes] = {}
+        """PNG pictures by environment time."""
+
+    def add(self, env_time: int, pixels: np.ndarray) -> None:
+        """Add a frame, compressed without loss.
+
+        :param env_time: Environment time of the frame.
+        :param pixels: Colours, uint8, `[height, width, 3]`.
+        """
+        self.frames[env_time] = pixels_png(pixels)
+
+    def picture(self, env_time: int | None) -> bytes | None:
+        """Return the PNG of a time, or of the last one before it; `None`: there is none.
+
+        :param env_time: Environment time of a recorded step.
+        """
+        earlier = [time for time in self.frames if env_time is None or time <= env_time]
+        return self.frames[max(earlier)] if earlier else None
+
+    def pixels(self, env_time: int | None) -> np.ndarray | None:
+        """Return the latest frame up to a time as colours, uint8 `[height, width, 3]`; `None`: there is none.
+
+        :param env_time: Environment time; `None`: the last frame.
+        """
+        from PIL import Image
+
+        picture = self.picture(env_time)
+        return None if picture is None else np.asarray(Image.open(io.BytesIO(picture)))
+
+    @override(Renderer)
+    def render(
+        self, maze_state: MazeStateType, maze_action: MazeActionType | None, events: StepEventLog, **kwargs: Any
+    ) -> None:
+        import matplotlib.pyplot as plt
+
+        pixels = self.pixels(events.env_time)
+        plt.figure("Recorded frames")
+        plt.clf()
+        plt.axis("off")
+        if pixels is None:
+            plt.title(f"no frame was recorded up to step {events.env_time}")
+        else:
+            plt.imshow(pixels)
+        plt.draw()
+        plt.pause(0.01)
+
+
+@contextmanager
+def offscreen() -> Iterator[Any]:
+    """Return a context in which pyplot draws into memory; functions that show, await or refresh windows do nothing.
+
+    Figures created before are not accessible, those created inside are closed. `plt.draw` does nothing, because figures
+    are rendered when their pixels are read.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib._pylab_helpers import Gcf
+
+    backend, draw, pause, show, figures = plt.get_backend(), plt.draw, plt.pause, plt.show, Gcf.figs
+    Gcf.figs = type(figures)()
+    plt.switch_backend("agg")
+    plt.draw = plt.pause = plt.show = lambda *_, **__: None
+    try:
+        yield plt
+    finally:
+        plt.draw, plt.pause, plt.show = draw, pause, show
+        plt.close("all")
+        if backend.lower() != "agg":
+            plt.switch_backend(backend)
+        Gcf.figs = figures
+
+
+def figure_png(figure: Any, dpi: int = 100) -> bytes:
+    """Return a matplotlib figure as PNG.
+
+    The figure is rendered once; `savefig` would render it twice, to lay it out and to write it.
+
+    :param figure: The figure; its resolution is changed.
+    :param dpi: Resolution in dots per inch.
+    """
+    figure.set_dpi(dpi)
+    return pixels_png(figure_pixels(figure))
+
+
+def figure_pixels(figure: Any) -> np.ndarray:
+    """Return a matplotlib figure as colours, `[height, width, 3]` of uint8."""
+    figure.canvas.draw()
+    return np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
+
+
+def pixels_png(pixels: np.ndarray) -> bytes:
+    """Return colours, `[height, width, 3]`, as PNG.
+
+    Fast compression: a few per cent larger, five times as fast as the default.
+    """
+    from PIL import Image
+
+    png = io.BytesIO()
+    Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(png, format="PNG", compress_level=1)
+    return png.getvalue()
+
+
+def step_picture(renderer: Renderer, record: StateRecord, dpi: int = 100, **kwargs: Any) -> bytes | None:
+    """Return the picture of a recorded step as PNG; `None`: the renderer draws no figure.
+
+    :param renderer: The renderer.
+    :param record: The step.
+    :param dpi: Dots per inch of the picture.
+    :param kwargs: Further arguments of the renderer.
+    """
+    if isinstance(renderer, RecordedFramesRenderer):
+        return renderer.picture(record.env_time)
+    events = record.step_event_log if record.step_event_log is not None else StepEventLog(0)
+    with offscreen() as plt:
+        renderer.render(record.maze_state, record.maze_action, events, **kwargs)
+        return figure_png(plt.gcf(), dpi) if plt.get_fignums() else None

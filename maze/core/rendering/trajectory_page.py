@@ -21,8 +21,7 @@ from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, MazeError, optional_package
-from maze.core.rendering.offscreen import step_picture
-from maze.core.rendering.renderer import Renderer
+from maze.core.rendering.renderer import Renderer, step_picture
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter

@@ -93,7 +93,8 @@ class ParallelRolloutWorker:
         :param n_unseeded: Number of episodes without seeds of their own; the generators continue.
         """
         agent, seeds = RolloutRunner.best_plays(self._env, self._agent, seeds, self._search)
-        guarded, recording = imports_guarded(self._guard), recorded(self._env, *self._recording)
+        sampling = None if self._deterministic or self._search.is_active else agent
+        guarded, recording = imports_guarded(self._guard), recorded(self._env, *self._recording, sampling)
         with guarded, recording as (recorded_env, recorder):
             RolloutRunner.run_interaction_loop(
                 recorded_env,

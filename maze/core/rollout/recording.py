@@ -31,6 +31,8 @@ from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingW
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from maze.core.agent.policy import Policy
+
 STATS_PATH = "rollout_stats"
 TRAJECTORY_DIR = Path("trajectory_data")
 PAGE_DIR = Path("episode_pages")
@@ -86,6 +88,7 @@ def recorded(
     record_actions: bool = False,
     record_pages: int = 0,
     record_parquet: bool = False,
+    sampling: Policy | None = None,
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
     """Return a context with an environment that records its episodes and writes each record when the episode ends.
 
@@ -95,6 +98,7 @@ def recorded(
     :param record_actions: Write seed and actions of each episode.
     :param record_pages: Write a page of each episode, with a picture of every so many steps; 0: no pages.
     :param record_parquet: Write a table of each episode.
+    :param sampling: The policy whose samples the actions are; tables contain their probabilities, if it states them.
     :return: The environment, and the recorder of statistics and event logs.
     """
     recorder = EpisodeRecorder(env)
@@ -126,7 +130,12 @@ def recorded(
         if record_actions:
             env = ActionRecordingWrapper.wrap(env, output_dir=ACTION_RECORD_DIR)
         if record_parquet:
-            env = ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR)
+            stated = None
+            if sampling is not None:
+                from maze.core.agent.action_distribution import propensities  # imports torch
+
+                stated = partial(propensities, sampling, action_spaces=env.action_spaces_dict)
+            env = ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR, propensities=stated)
         yield env, recorder
 
 

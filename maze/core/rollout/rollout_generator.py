@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from maze.core.agent.policy import HiddenStates, Policy, acting_in
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
@@ -28,9 +29,6 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-
-if TYPE_CHECKING:
-    from maze.core.env.maze_env import MazeEnv
 
 
 class RolloutGenerator:

@@ -277,8 +277,7 @@ class RolloutRunner(Runner, ABC):
         :raises ConfigError: The environment is stochastic, and `search.clairvoyant` is not set; or environment or
             policy do not allow first actions to be tried.
         """
-        best_of = search.best_of
-        if best_of == 1 and not search.starts:
+        if not search.is_active:
             return agent, episode_seeds
         search.check_chance(env)
         env.reset()  # all steps are left
@@ -294,10 +293,10 @@ class RolloutRunner(Runner, ABC):
             )
         best = []
         for env_seed, agent_seed in episode_seeds:
-            others = np.random.SeedSequence(agent_seed).generate_state(best_of - 1)
+            others = np.random.SeedSequence(agent_seed).generate_state(search.best_of - 1)
             tried = [(env_seed, seed) for seed in (agent_seed, *others.tolist())]
             returns: list[float] = []
-            RolloutRunner.run_interaction_loop(env, agent, best_of, episode_seeds=tried, returns=returns)
+            RolloutRunner.run_interaction_loop(env, agent, search.best_of, episode_seeds=tried, returns=returns)
             best.append(tried[int(np.argmax(returns))])
         return agent, best
 

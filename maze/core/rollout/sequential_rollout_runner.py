@@ -60,8 +60,9 @@ class SequentialRolloutRunner(RolloutRunner):
             if not isinstance(env, MazeEnv):  # an object is the caller's
                 stack.callback(closed, maze_env.close, "env")
             policy, seeds = self.best_plays(maze_env, policy, self.draw_episode_seeds(maze_env), self.search)
+            sampling = None if self.deterministic or self.search.is_active else policy
             with (
-                recorded(maze_env, *kinds) as (recorded_env, self._recorder),
+                recorded(maze_env, *kinds, sampling) as (recorded_env, self._recorder),
                 Progress(self.n_episodes, "Rollouts") as self._progress,
             ):
                 self.run_interaction_loop(

@@ -63,12 +63,17 @@ class Search:
         if self.starts and self.best_of > 1:
             raise ConfigError(f"starts={self.starts} continues greedily; found it with {self.best_of} sampled plays.")
 
+    @property
+    def is_active(self) -> bool:
+        """Whether anything is tried."""
+        return self.best_of > 1 or bool(self.starts)
+
     def check_chance(self, env: Any) -> None:
         """Refuse to choose among plays with hindsight.
 
         :raises ConfigError: The environment is stochastic, and `clairvoyant` is not set.
         """
-        if self.clairvoyant or (self.best_of == 1 and not self.starts):
+        if self.clairvoyant or not self.is_active:
             return
         with suppress(NotImplementedError, EnvironmentContractError):  # its future cannot be replaced
             if has_chance(env):

@@ -1,31 +1,36 @@
-"""Adapting gymnasium environments: wrappers for their API, spaces and action masks, and conversions of their values.
+"""Making and adapting gymnasium environments: wrappers for their API, spaces and action masks.
 
 Wrappers are applied if an environment needs them, before it becomes a Maze environment.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
+import importlib
 import inspect
 import itertools
-import operator
+import re
+import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector.utils import iterate
 
-from maze.core.annotations import override
-from maze.core.env.base_env import TRUNCATION_KEY
-from maze.core.env.space_values import Cast
+from maze.core.env.base_env import TRUNCATION_KEY, reset_values
+from maze.core.env.space_values import LEAVES
 from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
+from maze.core.utils.factory import is_module_name, locate, named_module
 
-LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Spaces of single entries."""
 ACTION_MASK = "action_mask"
 MASK_NAMES = (ACTION_MASK, "action_masks", "valid_action_mask")
 """Names of the entry of `info`, or of the method, that holds the mask of valid actions."""
@@ -366,16 +371,7 @@ def _encoded(key: str, space: spaces.Space[Any], n: int, value: Any) -> dict[str
     return {key: rows, f"{key}_mask": mask}
 
 
-# -- values of `reset` and `step`, and their conversions --------------------------------------------------------------
-
-
-def reset_values(result: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the first observation and `info`, which is empty if `reset` returns the observation only.
-
-    :param result: Result of `reset`.
-    """
-    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-    return result if is_pair else (result, {})
+# -- values of `step` -------------------------------------------------------------------------------------------------
 
 
 def step_values(env: Any, result: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -407,171 +403,127 @@ def gym_env_name(env: Any) -> str:
     return str(name or type(getattr(env, "unwrapped", env)).__name__)
 
 
-class Leaf:
-    """Conversion of one entry: by default a cast between array types.
+# -- making of environments ------------------------------------------------------------------------------------------
 
-    :param space: The space of the gymnasium environment.
-    :param place: Environment and key, for messages.
+_GYMNASIUM = re.compile(r"gym(nasium)?\b")
+
+
+def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Make the registered environment `name`; for a retired version the current one, with a warning.
+
+    :param name: Id such as `CartPole-v1`, or `module:id` for one that a module registers when it is imported.
+    :param kwargs: Passed to `gymnasium.make`, `render_mode` for instance.
+    :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
     """
-
-    def __init__(self, space: spaces.Space[Any], place: str = "action") -> None:
-        self.space = space
-        if isinstance(space, spaces.Box) and space.dtype == np.float64:
-            with np.errstate(over="ignore"):  # bounds beyond the range of float32 become infinite
-                self.space = spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
-        self.dtype = self.space.dtype
-        self.gym_dtype = space.dtype
-        self.cast = Cast(np.dtype(self.dtype), place)
-
-    def to_gym(self, value: Any) -> Any:
-        return np.asarray(value, dtype=self.gym_dtype)
-
-    def from_gym(self, value: Any) -> np.ndarray:
-        return self.cast(value)
-
-    def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of several environments, `[n_envs, ...]`."""
-        converted: np.ndarray = self.to_gym(values)
-        return converted
-
-
-class DiscreteAction(Leaf):
-    """Conversion of a Discrete action `[]`: the agent counts from zero, gymnasium from `start`, as an integer."""
-
-    def __init__(self, space: spaces.Discrete) -> None:
-        # gymnasium 1.2 has no argument for the type, which is int64
-        typed: dict[str, Any] = {} if space.dtype == np.int64 else {"dtype": space.dtype}
-        super().__init__(spaces.Discrete(int(space.n), **typed))
-        self.start = int(space.start)
-
-    def to_gym(self, value: Any) -> int:
-        if value.__class__ is np.ndarray:
-            value = value.item()
-        return operator.index(value) + self.start
-
-    @override(Leaf)
-    def from_gym(self, value: Any) -> np.ndarray:
-        return np.asarray(value - self.start, dtype=self.dtype)
-
-    @override(Leaf)
-    def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
-        return values + self.start if self.start else values
+    module, colon, rest = name.partition(":")
+    try:
+        if (colon and not is_module_name(module)) or ":" in rest:
+            raise gymnasium.error.UnregisteredEnv("expected an id, or <module>:<id>.")
+        if not colon and newest_version(name) is None and name not in registry:
+            _register_from_installed_packages(name)
+        if (current := _successor(name)) is not None:
+            warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
+            name = current
+        env = gymnasium.make(name, **kwargs)
+        if env.spec is None or takes_seed(env.unwrapped):
+            return env
+        env.close()
+        spec = copy.copy(env.spec)
+        # applied by the entry point, because the wrappers that `gymnasium.make` adds require the current API
+        spec.entry_point = functools.partial(_made_in_current_api, spec.entry_point)
+        return gymnasium.make(spec)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        others = [other for other in registry if other != name]
+        raise ConfigError(
+            f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} If another package provides it, "
+            f"install that package, and name the module that registers it: env.import=[<module>] or "
+            f"env.name=<module>:{rest or name}. Environments of PettingZoo: env=pettingzoo env.name={name}."
+        ) from error
+    except TypeError as error:
+        if "argument" not in str(error) and "gymnasium.Env" not in str(error):  # the entry point returns something else
+            raise
+        raise ConfigError(
+            f"Environment `{name}` cannot be made with the arguments {sorted(kwargs)}: {error}. Environments of the "
+            "older package `gym` need gymnasium's compatibility package shimmy."
+        ) from error
 
 
-class MultiDiscreteAction(Leaf):
-    """Conversion of a MultiDiscrete action: the agent counts from zero, gymnasium from `start`."""
+def import_modules(names: str | Sequence[str]) -> None:
+    """Import modules that register environments.
 
-    def __init__(self, space: spaces.MultiDiscrete) -> None:
-        super().__init__(spaces.MultiDiscrete(space.nvec, dtype=space.dtype))
-        self.start = np.asarray(space.start, dtype=space.dtype)
-
-    def to_gym(self, value: Any) -> np.ndarray:
-        """Return `[n_heads]`, counted from the start of the original space."""
-        return np.asarray(value, dtype=self.gym_dtype) + self.start
-
-    def from_gym(self, value: Any) -> np.ndarray:
-        """Return `[n_heads]`, counted from zero."""
-        return np.asarray(value - self.start, dtype=self.dtype)
-
-
-class DoubleBoxAction(Leaf):
-    """Conversion of a Box action in double precision, clipped to bounds that single precision may round beyond."""
-
-    def __init__(self, space: spaces.Box) -> None:
-        super().__init__(space)
-        self.low = space.low
-        self.high = space.high
-
-    def to_gym(self, value: Any) -> np.ndarray:
-        """Return `[*space.shape]`."""
-        action = np.asarray(value, dtype=self.gym_dtype)
-        return np.asarray(np.minimum(np.maximum(action, self.low), self.high))
-
-
-def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
-    """Return conversions of an action space.
-
-    :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
+    :param names: Dotted names, or a single one.
+    :raises ConfigError: A module cannot be imported.
     """
-    kind, entries = _entries(space, "action")
-    leaves: dict[str, Leaf] = {}
-    for key, entry in entries.items():
-        if isinstance(entry, spaces.Discrete):
-            leaves[key] = DiscreteAction(entry)
-        elif isinstance(entry, spaces.MultiDiscrete):
-            leaves[key] = MultiDiscreteAction(entry)
-        elif isinstance(entry, spaces.Box) and entry.dtype == np.float64:
-            leaves[key] = DoubleBoxAction(entry)
-        else:
-            leaves[key] = Leaf(entry)
-    return kind, leaves
+    for name in [names] if isinstance(names, str) else names:
+        module = named_module(name, "env.import")
+        if hasattr(module, "register_envs"):  # required by some packages
+            gymnasium.register_envs(module)
 
 
-def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | None, dict[str, Leaf]]:
-    """Return conversions of an observation space; the result is that of :func:`action_leaves`.
+def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[str, Any]]) -> gymnasium.Env[Any, Any]:
+    """Apply wrappers for gymnasium environments, the first one innermost.
 
-    :param space: The space.
-    :param env_name: The environment, for messages.
+    :param env: The environment.
+    :param wrappers: For each the path of a class or function, a name in `gymnasium.wrappers`, or one of both mapped
+        to its arguments, of which lists are given as tuples.
+    :raises ConfigError: An entry is not a wrapper with its arguments, or cannot wrap the environment.
     """
-    kind, entries = _entries(space, "observation")
-    return kind, {key: Leaf(entry, f"{env_name}, observation `{key}`") for key, entry in entries.items()}
+    for index, entry in enumerate(wrappers):
+        where = f"env.gym_wrappers[{index}]"
+        try:
+            ((path, arguments),) = entry.items() if isinstance(entry, Mapping) else ((entry, None),)
+            wrapper = locate(path if "." in path else f"gymnasium.wrappers.{path}", where)
+            # configurations have lists, and shapes have to be tuples
+            given = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in (arguments or {}).items()
+            }
+            env = wrapper(env, **given)
+        except Exception as error:
+            raise ConfigError(f"{where}: {entry} cannot wrap {env}: {error}") from error
+    return env
 
 
-def packed(kind: type | None, parts: dict[str, Any]) -> Any:
-    """Return the entries in gymnasium's container.
+def newest_version(name: str) -> str | None:
+    """Return the id of the newest registered version of an environment; None if there is none with a version."""
+    namespace, base, _ = parse_env_id(name)
+    versions = [
+        (spec.version, spec.id)
+        for spec in registry.values()
+        if spec.namespace == namespace and spec.name == base and spec.version is not None
+    ]
+    return max(versions)[1] if versions else None
 
-    :param kind: As of :func:`action_leaves`.
-    :param parts: The entries by key, in the order of the space.
+
+def _register_from_installed_packages(name: str) -> None:
+    """Import installed packages that require gymnasium, not for an extra, until one registers the environment."""
+    for distribution in list(metadata.distributions()):  # packages may change `sys.path` when they are imported
+        if "gym" not in (distribution.read_text("METADATA") or "gym").lower():  # parsing all of them takes a second
+            continue
+        if any(_GYMNASIUM.match(each.lower()) and "extra" not in each for each in distribution.requires or ()):
+            files = {file.parts[0].removesuffix(".py") for file in distribution.files or () if file.suffix == ".py"}
+            for package in {*((distribution.read_text("top_level.txt") or "").split() or files)} - set(sys.modules):
+                with contextlib.suppress(Exception):
+                    importlib.import_module(package)
+            if name in registry or newest_version(name) is not None:
+                return
+
+
+def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    creator: Callable[..., Any] = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    env: gymnasium.Env[Any, Any] = in_current_api(creator(**kwargs))
+    return env
+
+
+def _successor(name: str) -> str | None:
+    """Return the newest version of an environment whose named version is retired; `None`: it is not retired.
+
+    Checked beforehand, because gymnasium warns before it raises.
     """
-    if kind is None:
-        return next(iter(parts.values()))
-    return parts if kind is dict else tuple(parts.values())
-
-
-def unpacked(kind: type | None, leaves: Mapping[str, Leaf], value: Any) -> dict[str, np.ndarray]:
-    """Return the converted entries, of one environment or of several, `[n_envs, ...]`.
-
-    :param kind: As of :func:`observation_leaves`.
-    :param leaves: Conversions of the entries.
-    :param value: Value in gymnasium.
-    """
-    return {key: leaves[key].from_gym(part) for key, part in parts_of(kind, leaves, value)}
-
-
-def parts_of(kind: type | None, keys: Iterable[str], value: Any) -> Iterable[tuple[str, Any]]:
-    """Return the entries of a value of gymnasium by key, in the order of the keys.
-
-    :param kind: As of :func:`entries_of`.
-    :param keys: Keys of the entries.
-    :param value: Value in gymnasium.
-    """
-    if kind is dict:
-        return ((key, value[key]) for key in keys)
-    return zip(keys, (value,) if kind is None else value, strict=True)
-
-
-def entries_of(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
-    """Return the entries of a space by key.
-
-    :param space: The space.
-    :param name: `action` or `observation`: the key of a single space; those of a Tuple are numbered.
-    :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
-    """
-    if isinstance(space, spaces.Dict):
-        return dict, dict(space.spaces)
-    if isinstance(space, spaces.Tuple):
-        return tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
-    return None, {name: space}
-
-
-def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
-    kind, entries = entries_of(space, name)
-    if not all(isinstance(key, str) for key in entries):
-        raise ConfigError(f"The {name} space has keys that are not strings: {list(entries)}. Rename them.")
-    for key, entry in entries.items():
-        if not isinstance(entry, LEAVES):
-            raise ConfigError(
-                f"The {name} space, entry `{key}`, is {entry!r}; expected Box, Discrete, MultiDiscrete or MultiBinary. "
-                "Convert it with a gymnasium wrapper; environments of the older `gym` package with `shimmy`."
-            )
-    return kind, entries
+    try:
+        version = parse_env_id(name)[2]
+        newest = newest_version(name)
+    except gymnasium.error.Error:
+        return None  # no id; reported by `make`
+    if name in registry or version is None or newest is None:
+        return None
+    return newest if version < (parse_env_id(newest)[2] or 0) else None

@@ -17,9 +17,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from maze.core.annotations import override
+from maze.core.env import space_values
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.space_values import as_pieces, dict_specs, put_rows
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.safe_pickle import safe_load
 from maze.core.wrappers import gym_adapters
@@ -63,8 +63,8 @@ class GymBatch(BatchedCoreEnv):
             raise ConfigError(
                 f"env: {env}: expected metadata['autoreset_mode'] to be one of {list(AutoresetMode)}, found {mode!r}."
             ) from error
-        self._action_kind, self._action_leaves = gym_adapters.action_leaves(env.single_action_space)
-        self._kind, self._leaves = gym_adapters.observation_leaves(
+        self._action_kind, self._action_leaves = space_values.action_leaves(env.single_action_space)
+        self._kind, self._leaves = space_values.observation_leaves(
             env.single_observation_space, type(env.unwrapped).__name__
         )
         seen = {key: leaf.space for key, leaf in self._leaves.items()}
@@ -74,7 +74,7 @@ class GymBatch(BatchedCoreEnv):
         super().__init__(env.num_envs, {0: actions}, {0: gymnasium.spaces.Dict(seen)})
         self._mask = action_mask
         self._options = dict(reset_options or {})
-        self._specs = dict_specs(self.observation_spaces[0], "observation")
+        self._specs = space_values.dict_specs(self.observation_spaces[0], "observation")
         # Key and cast of the only observation, if it is not a dictionary.
         self._only = None
         if self._kind is None and action_mask is None:
@@ -115,7 +115,7 @@ class GymBatch(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         given = {key: leaf.batch_to_gym(actions[key]) for key, leaf in self._action_leaves.items()}
-        seen, rewards, terminated, truncated, info = self.env.step(gym_adapters.packed(self._action_kind, given))
+        seen, rewards, terminated, truncated, info = self.env.step(space_values.packed(self._action_kind, given))
         if not type(rewards) is type(terminated) is type(truncated) is np.ndarray:
             rewards, terminated, truncated = np.asarray(rewards), np.asarray(terminated), np.asarray(truncated)
         if not rewards.shape == terminated.shape == truncated.shape == self._begun.shape:
@@ -154,7 +154,7 @@ class GymBatch(BatchedCoreEnv):
             out[key][...] = array
         if self.autoreset_pending is not None:
             for key, array in self._first.items():
-                put_rows(out[key], self.autoreset_pending, array, self._first_pieces[key])
+                space_values.put_rows(out[key], self.autoreset_pending, array, self._first_pieces[key])
 
     @override(BatchedCoreEnv)
     def arrays(self) -> dict[str, np.ndarray]:
@@ -227,7 +227,7 @@ class GymBatch(BatchedCoreEnv):
                 )
         if self.mode is AutoresetMode.NEXT_STEP:
             self._first = {key: np.array(array, order="C") for key, array in self._shown.items()}
-            self._first_pieces = {key: as_pieces(array) for key, array in self._first.items()}
+            self._first_pieces = {key: space_values.as_pieces(array) for key, array in self._first.items()}
 
     def _read(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> dict[str, np.ndarray]:
         """Return the observations of all members.
@@ -237,7 +237,7 @@ class GymBatch(BatchedCoreEnv):
         if self._only is not None:
             key, cast = self._only
             return {key: cast(seen)}
-        arrays = gym_adapters.unpacked(self._kind, self._leaves, seen)
+        arrays = space_values.unpacked(self._kind, self._leaves, seen)
         if self._mask is not None:
             arrays[gym_adapters.ACTION_MASK] = self._read_mask(info, is_maskless)
         return arrays
@@ -266,10 +266,10 @@ class GymBatch(BatchedCoreEnv):
             )
         self._after = {key: array[rows] for key, array in self._shown.items()}
         if isinstance(final, np.ndarray) and final.dtype == object:
-            each = [gym_adapters.unpacked(self._kind, self._leaves, final[row]) for row in rows]
+            each = [space_values.unpacked(self._kind, self._leaves, final[row]) for row in rows]
             arrays = {key: np.stack([one[key] for one in each]) for key in self._leaves}
         else:
-            arrays = {key: array[rows] for key, array in gym_adapters.unpacked(self._kind, self._leaves, final).items()}
+            arrays = {key: array[rows] for key, array in space_values.unpacked(self._kind, self._leaves, final).items()}
         if self._mask is not None:
             arrays[gym_adapters.ACTION_MASK] = self._read_mask(
                 info.get("final_info", {}), np.ones(self.n_envs, np.bool_)

@@ -1,26 +1,20 @@
-"""Make gymnasium environments, and turn any of them into a Maze environment."""
+"""Gymnasium environments as Maze environments, with conversions of their observations and actions."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-import importlib
 import inspect
-import re
-import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import load_env_creator, parse_env_id, registry
+from gymnasium import spaces
+from gymnasium.utils import EzPickle
 
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
-from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.env.base_env import TRUNCATION_KEY, reset_values
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
@@ -28,10 +22,10 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.render_env_mixin import RenderEnvMixin
-from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
+from maze.core.env.space_values import action_leaves, observation_leaves, packed, unpacked
+from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import Renderer, draw_current_state
-from maze.core.utils.factory import is_module_name, locate, named_module
 from maze.core.wrappers import gym_adapters
 
 
@@ -62,7 +56,7 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
         self, env: str | gymnasium.Env[Any, Any], action_mask: bool | str | None = None, **kwargs: Any
     ) -> None:
         if isinstance(env, str):
-            env = make_gymnasium_env(env, **kwargs)
+            env = gym_adapters.make_gymnasium_env(env, **kwargs)
         elif kwargs:
             raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, found {env!r}.")
         gym_env = gym_adapters.adapted(gym_adapters.with_action_mask(env, action_mask))
@@ -100,9 +94,11 @@ def make_gym_maze_env(name: str, kwargs: Mapping[str, Any] | None = None, **furt
     :raises ConfigError: There is no such environment, a package is missing, an argument is not taken, or the required
         mask is missing.
     """
-    import_modules(further_kwargs.pop("import", None) or ())
+    gym_adapters.import_modules(further_kwargs.pop("import", None) or ())
     adaptations = {key: further_kwargs.pop(key) for key in ADAPTATIONS if key in further_kwargs}
-    return adapted_gym_maze_env(make_gymnasium_env(name, **{**(kwargs or {}), **further_kwargs}), **adaptations)
+    return adapted_gym_maze_env(
+        gym_adapters.make_gymnasium_env(name, **{**(kwargs or {}), **further_kwargs}), **adaptations
+    )
 
 
 def adapted_gym_maze_env(
@@ -126,7 +122,7 @@ def adapted_gym_maze_env(
     :param reset_options: Options of every reset of the environment.
     :param reward_weights: Weights of rewards that consist of several numbers.
     """
-    env = gym_wrapped(gym_adapters.in_current_api(env), gym_wrappers)
+    env = gym_adapters.gym_wrapped(gym_adapters.in_current_api(env), gym_wrappers)
     if reset_options:
         env = gym_adapters.ResetOptions(env, reset_options)
     if reward_weights:
@@ -191,7 +187,7 @@ class GymCoreEnv(CoreEnv):
         else:
             result = self.env.reset(seed=self.next_seed)
         self.next_seed = None
-        self._maze_state = gym_adapters.reset_values(result)[0]
+        self._maze_state = reset_values(result)[0]
         return self._maze_state
 
     @override(CoreEnv)
@@ -240,6 +236,8 @@ class GymCoreEnv(CoreEnv):
     @override(CoreEnv)
     def clone_from(self, env: CoreEnv) -> None:
         assert isinstance(env, GymCoreEnv)
+        if restarts_when_copied(env.env):
+            raise NotImplementedError(f"{env!r} cannot be cloned: copies of it begin anew (gymnasium.utils.EzPickle).")
         try:
             self.env = self.renderer.env = copy.deepcopy(env.env)
         except Exception as error:
@@ -254,6 +252,12 @@ class GymCoreEnv(CoreEnv):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({gym_adapters.gym_env_name(self.env)})"
+
+
+def restarts_when_copied(env: Any) -> bool:
+    """Return whether a copy of a simulation is made anew by its constructor, without the state of the episode."""
+    made = type(getattr(env, "unwrapped", env))
+    return getattr(made, "__setstate__", None) is EzPickle.__setstate__ and not hasattr(made, "__deepcopy__")
 
 
 class GymRenderer(Renderer):
@@ -298,23 +302,23 @@ class GymObservationConversion(ObservationConversionInterface):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.kind, self.leaves = gym_adapters.observation_leaves(env.observation_space, gym_adapters.gym_env_name(env))
-        self._space = gymnasium.spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self.kind, self.leaves = observation_leaves(env.observation_space, gym_adapters.gym_env_name(env))
+        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
         self._cast_only = self.leaves["observation"].cast if self.kind is None else None
 
     @override(ObservationConversionInterface)
     def maze_to_space(self, maze_state: MazeStateType) -> dict[str, np.ndarray]:
         if self._cast_only is not None:
             return {"observation": self._cast_only(maze_state)}
-        return gym_adapters.unpacked(self.kind, self.leaves, maze_state)
+        return unpacked(self.kind, self.leaves, maze_state)
 
     @override(ObservationConversionInterface)
     def space_to_maze(self, observation: dict[str, np.ndarray]) -> MazeStateType:
         parts = {key: leaf.to_gym(observation[key]) for key, leaf in self.leaves.items()}
-        return gym_adapters.packed(self.kind, parts)
+        return packed(self.kind, parts)
 
     @override(ObservationConversionInterface)
-    def space(self) -> gymnasium.spaces.Dict:
+    def space(self) -> spaces.Dict:
         return self._space
 
 
@@ -327,8 +331,8 @@ class GymActionConversion(ActionConversionInterface):
     uses_state = False
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.kind, self.leaves = gym_adapters.action_leaves(env.action_space)
-        self._space = gymnasium.spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self.kind, self.leaves = action_leaves(env.action_space)
+        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
         self._only_leaf = self.leaves["action"] if self.kind is None else None
 
     @override(ActionConversionInterface)
@@ -341,138 +345,12 @@ class GymActionConversion(ActionConversionInterface):
             raise EnvironmentContractError(
                 f"An action must have the keys {list(self.leaves)}, element of {self._space}; found {action!r}."
             ) from error
-        return gym_adapters.packed(self.kind, parts)
+        return packed(self.kind, parts)
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        return gym_adapters.unpacked(self.kind, self.leaves, maze_action)
+        return unpacked(self.kind, self.leaves, maze_action)
 
     @override(ActionConversionInterface)
-    def space(self) -> gymnasium.spaces.Dict:
+    def space(self) -> spaces.Dict:
         return self._space
-
-
-# -- creation of gymnasium environments ------------------------------------------------------------------------------
-
-_GYMNASIUM = re.compile(r"gym(nasium)?\b")
-
-
-def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    """Make the registered environment `name`; for a retired version the current one, with a warning.
-
-    :param name: Id such as `CartPole-v1`, or `module:id` for one that a module registers when it is imported.
-    :param kwargs: Passed to `gymnasium.make`, `render_mode` for instance.
-    :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
-    """
-    module, colon, rest = name.partition(":")
-    try:
-        if (colon and not is_module_name(module)) or ":" in rest:
-            raise gymnasium.error.UnregisteredEnv("expected an id, or <module>:<id>.")
-        if not colon and newest_version(name) is None and name not in registry:
-            _register_from_installed_packages(name)
-        if (current := _successor(name)) is not None:
-            warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
-            name = current
-        env = gymnasium.make(name, **kwargs)
-        if env.spec is None or gym_adapters.takes_seed(env.unwrapped):
-            return env
-        env.close()
-        spec = copy.copy(env.spec)
-        # applied by the entry point, because the wrappers that `gymnasium.make` adds require the current API
-        spec.entry_point = functools.partial(_made_in_current_api, spec.entry_point)
-        return gymnasium.make(spec)
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        others = [other for other in registry if other != name]
-        raise ConfigError(
-            f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} If another package provides it, "
-            f"install that package, and name the module that registers it: env.import=[<module>] or "
-            f"env.name=<module>:{rest or name}. Environments of PettingZoo: env=pettingzoo env.name={name}."
-        ) from error
-    except TypeError as error:
-        if "argument" not in str(error) and "gymnasium.Env" not in str(error):  # the entry point returns something else
-            raise
-        raise ConfigError(
-            f"Environment `{name}` cannot be made with the arguments {sorted(kwargs)}: {error}. Environments of the "
-            "older package `gym` need gymnasium's compatibility package shimmy."
-        ) from error
-
-
-def import_modules(names: str | Sequence[str]) -> None:
-    """Import modules that register environments.
-
-    :param names: Dotted names, or a single one.
-    :raises ConfigError: A module cannot be imported.
-    """
-    for name in [names] if isinstance(names, str) else names:
-        module = named_module(name, "env.import")
-        if hasattr(module, "register_envs"):  # required by some packages
-            gymnasium.register_envs(module)
-
-
-def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[str, Any]]) -> gymnasium.Env[Any, Any]:
-    """Apply wrappers for gymnasium environments, the first one innermost.
-
-    :param env: The environment.
-    :param wrappers: For each the path of a class or function, a name in `gymnasium.wrappers`, or one of both mapped
-        to its arguments, of which lists are given as tuples.
-    :raises ConfigError: An entry is not a wrapper with its arguments, or cannot wrap the environment.
-    """
-    for index, entry in enumerate(wrappers):
-        where = f"env.gym_wrappers[{index}]"
-        try:
-            ((path, arguments),) = entry.items() if isinstance(entry, Mapping) else ((entry, None),)
-            wrapper = locate(path if "." in path else f"gymnasium.wrappers.{path}", where)
-            # configurations have lists, and shapes have to be tuples
-            given = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in (arguments or {}).items()
-            }
-            env = wrapper(env, **given)
-        except Exception as error:
-            raise ConfigError(f"{where}: {entry} cannot wrap {env}: {error}") from error
-    return env
-
-
-def newest_version(name: str) -> str | None:
-    """Return the id of the newest registered version of an environment; None if there is none with a version."""
-    namespace, base, _ = parse_env_id(name)
-    versions = [
-        (spec.version, spec.id)
-        for spec in registry.values()
-        if spec.namespace == namespace and spec.name == base and spec.version is not None
-    ]
-    return max(versions)[1] if versions else None
-
-
-def _register_from_installed_packages(name: str) -> None:
-    """Import installed packages that require gymnasium, not for an extra, until one registers the environment."""
-    for distribution in list(metadata.distributions()):  # packages may change `sys.path` when they are imported
-        if "gym" not in (distribution.read_text("METADATA") or "gym").lower():  # parsing all of them takes a second
-            continue
-        if any(_GYMNASIUM.match(each.lower()) and "extra" not in each for each in distribution.requires or ()):
-            files = {file.parts[0].removesuffix(".py") for file in distribution.files or () if file.suffix == ".py"}
-            for package in {*((distribution.read_text("top_level.txt") or "").split() or files)} - set(sys.modules):
-                with contextlib.suppress(Exception):
-                    importlib.import_module(package)
-            if name in registry or newest_version(name) is not None:
-                return
-
-
-def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    creator: Callable[..., Any] = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    env: gymnasium.Env[Any, Any] = gym_adapters.in_current_api(creator(**kwargs))
-    return env
-
-
-def _successor(name: str) -> str | None:
-    """Return the newest version of an environment whose named version is retired; `None`: it is not retired.
-
-    Checked beforehand, because gymnasium warns before it raises.
-    """
-    try:
-        version = parse_env_id(name)[2]
-        newest = newest_version(name)
-    except gymnasium.error.Error:
-        return None  # no id; reported by `make`
-    if name in registry or version is None or newest is None:
-        return None
-    return newest if version < (parse_env_id(newest)[2] or 0) else None

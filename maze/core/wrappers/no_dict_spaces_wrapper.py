@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.space_values import entries_of, packed, parts_of
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.wrappers.gym_adapters import entries_of, packed, parts_of
 from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, SpacesWrapper
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.action_conversion import drawn_value, masks_of_heads
 from maze.core.env.simulated_env_mixin import Future
-from maze.core.env.space_values import drawn_value, masks_of_heads
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.utils.config_utils import whole_number
 from maze.core.wrappers.wrapper import Wrapper

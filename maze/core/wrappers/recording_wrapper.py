@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.simulated_env_mixin import Future
 from maze.core.errors import ConfigError
-from maze.core.rendering.offscreen import RecordedFramesRenderer
-from maze.core.rendering.renderer import Renderer
+from maze.core.rendering.renderer import RecordedFramesRenderer, Renderer
 from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
 from maze.core.utils.files import file_stem
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
@@ -226,14 +226,21 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     :param env: Environment to record.
     :param output_dir: Directory of the files.
+    :param propensities: Returns the probabilities (densities) of the actions of an episode; `None`: they are unknown.
     :raises ConfigImportError: pyarrow is missing.
     """
 
     keeps_observations_and_actions = True
     records_only = True
 
-    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "trajectory_parquet") -> None:
+    def __init__(
+        self,
+        env: MazeEnv[Any],
+        output_dir: str | Path = "trajectory_parquet",
+        propensities: Callable[[Sequence[SpacesRecord]], np.ndarray | None] | None = None,
+    ) -> None:
         super().__init__(env)
+        self._propensities = propensities
         self._directory: Path | None = Path(output_dir).absolute()
         self._interfaces: tuple[type[Any], ...] = ()
         self._columns = self._described_columns()
@@ -271,6 +278,9 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if not rows or self._directory is None or self.env.context.is_copied:
             return
         episode_id = str(self.env.get_episode_id())
+        known = None if self._propensities is None else self._propensities([row.record for row in rows])
+        for row, propensity in zip(rows, [] if known is None else known.tolist(), strict=False):
+            row.record.info[PROPENSITY] = propensity
         log = getattr(self.env, "get_episode_event_log", None) if rows[-1].record.done else None
         kpis = {} if log is None else {event.name: event.value for event in log().query_events(BaseEnvEvents.kpi)}
         try:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import candidates_of
 from maze.core.annotations import override
-from maze.core.env.space_values import masked_heads, masks_by_name
+from maze.core.env.action_conversion import masked_heads, masks_by_name
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, ConfigType, plain_container

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.random_policy import candidates_of
-from maze.core.env.space_values import MASK_SUFFIX
+from maze.core.env.action_conversion import MASK_SUFFIX
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.files import verify_checksum, write_with_checksum

@@ -23,14 +23,14 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _module
 
-from maze.perception.weight_init import Tanh
+from maze.perception import weight_init
 
 Place: TypeAlias = int
 """Index of a tensor in the list of all tensors of a program."""
 Places: TypeAlias = Mapping[str, Place]
 Array: TypeAlias = np.ndarray[Any, Any]
 
-ACTIVATIONS = (nn.ReLU, nn.Tanh, Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
+ACTIVATIONS = (nn.ReLU, nn.Tanh, weight_init.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
 """The activations of programs."""
 
 # If a subclass replaces one of them, an inherited description does not apply.
@@ -140,7 +140,7 @@ class ProgramReader:
             return source
         if kind is nn.Identity:
             return source
-        if isinstance(layer, nn.Linear) and kind is nn.Linear:
+        if isinstance(layer, nn.Linear) and kind in (nn.Linear, weight_init.Linear):
             return self._add(Linear(source, self._new_place(), layer))
         if kind in ACTIVATIONS and not getattr(layer, "inplace", False):
             return self._add(Activation(source, self._new_place(), layer))

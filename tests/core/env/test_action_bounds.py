@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maze.core.agent_deployment.maze_action_candidates import ActionCandidates, ActionConversionCandidatesInterface
+from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_values import ActionBounds
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.rollout.rollout_generator import RolloutGenerator

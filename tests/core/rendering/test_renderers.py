@@ -10,7 +10,7 @@ from maze.core.errors import ConfigError
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.rendering.events_stats_renderer import EventStatsRenderer
 from maze.core.rendering.keyboard_controlled_trajectory_viewer import KeyboardControlledTrajectoryViewer
-from maze.core.rendering.offscreen import offscreen, step_picture
+from maze.core.rendering.renderer import offscreen, step_picture
 from maze.core.rendering.step_stats_renderer import StepStatsRenderer
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maze.core.errors import ConfigError
-from maze.core.rendering.offscreen import RecordedFramesRenderer, step_picture
+from maze.core.rendering.renderer import RecordedFramesRenderer, step_picture
 from maze.core.rendering.trajectory_page import main, text_of, write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import shutil
 import sys
 from abc import ABC
 from pathlib import Path
@@ -13,9 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from gymnasium import spaces
 
+from maze.core.agent.action_distribution import ExploringPolicy
+from maze.core.agent.dummy_cartpole_policy import DummyCartPolePolicy
+from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
@@ -29,6 +36,8 @@ from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.recording_wrapper import ParquetRecordingWrapper
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
 from maze_envs.packing.bin_packing import BinPackingEnv
 from tests.train.parallelization.toy_envs import counting_env
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
@@ -193,6 +202,42 @@ def test_rollouts_write_the_same_tables_in_one_process_as_in_several(
         found.append({path.name: pq.read_table(path) for path in Path("trajectory_parquet").iterdir()})
     assert len(found[0]) == 3
     assert found[0] == found[1]
+
+
+def probabilities_of(policy: Policy, directory: Path, **options: Any) -> LoggedSteps:
+    """Record five episodes, with `options` of the runner, and return the log."""
+    runner = SequentialRolloutRunner(5, 9, False, False, False, record_parquet=True, **options)
+    runner.maze_seeding = MazeSeeding(1, 2, False)
+    with contextlib.chdir(directory):
+        runner.run_with(GymMazeEnv("CartPole-v1"), {}, policy)
+    data = LoggedSteps.of_dataset(InMemoryDataset(directory / "trajectory_parquet"))
+    shutil.rmtree(directory / "trajectory_parquet")
+    return data
+
+
+def test_tables_state_the_probabilities_of_sampled_actions(tmp_path: Path) -> None:
+    env = GymMazeEnv("CartPole-v1")
+    rule = DummyCartPolePolicy()
+    data = probabilities_of(ExploringPolicy(rule, 0.5, env.action_spaces_dict), tmp_path)
+    seen, actions = data.tables[0].observations["observation"], data.tables[0].actions["action"]
+    obeyed = actions == np.array([rule.compute_action({"observation": row})["action"] for row in seen])
+    assert 0 < obeyed.sum() < len(obeyed)
+    np.testing.assert_allclose(data.propensities, np.where(obeyed, 0.75, 0.25))
+    assert set(probabilities_of(RandomPolicy(env.action_spaces_dict), tmp_path).propensities) == {0.5}
+
+    networks = {0: FlattenConcatPolicyNet({"observation": (4,)}, {"action": (2,)}, [8], torch.nn.Tanh)}
+    policy = TorchPolicy(networks, DistributionMapper(env.action_space, {}), "cpu")
+    policy.temperature = 0.25
+    data = probabilities_of(policy, tmp_path)
+    with torch.inference_mode():
+        logits = networks[0]({"observation": torch.as_tensor(data.tables[0].observations["observation"]).float()})[
+            "action"
+        ]
+    expected = torch.softmax(logits / 0.25, 1).numpy()[np.arange(len(data)), data.tables[0].actions["action"]]
+    np.testing.assert_allclose(data.propensities, expected, rtol=1e-5)
+    for options in ({"deterministic": True}, {"best_of": 2, "clairvoyant": True}):
+        assert np.isnan(probabilities_of(policy, tmp_path, **options).propensities).all(), options
+    assert np.isnan(probabilities_of(rule, tmp_path).propensities).all()
 
 
 def test_a_full_disk_costs_tables_and_gives_one_warning(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
-from maze.core.wrappers.gym_adapters import ArrayObservations, CurrentApi, adapted, with_action_mask
-from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, make_gym_maze_env, newest_version
+from maze.core.wrappers.gym_adapters import ArrayObservations, CurrentApi, adapted, newest_version, with_action_mask
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, make_gym_maze_env
 
 
 class Shown(gymnasium.Env):

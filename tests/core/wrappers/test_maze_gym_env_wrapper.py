@@ -14,6 +14,7 @@ from maze.api.run_context import RunContext
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
+from maze.core.wrappers.gym_adapters import newest_version
 from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv
 from maze.core.wrappers.maze_gym_env_wrapper import (
     GymActionConversion,
@@ -21,7 +22,6 @@ from maze.core.wrappers.maze_gym_env_wrapper import (
     GymMazeEnv,
     GymObservationConversion,
     make_gym_maze_env,
-    newest_version,
 )
 from maze.utils.check_env import check_env
 

@@ -401,7 +401,9 @@ def test_pooling_and_its_gradient_are_those_of_the_items_that_each_mask_allows()
     torch.manual_seed(0)
     block = blocks.SetAttentionBlock(["x", "m", "n"], "out", [(5, 3), (5,), (5,)], [4], 0, False, nn.Tanh)
     masks = [torch.ones(3, 5), torch.tensor([[0.0, 1.0, 0.0, 1.0, 1.0], [0.0] * 5, [1.0, 0.0, 0.0, 0.0, 0.0]])]
-    items, weights = torch.randn(3, 5, 3, requires_grad=True), torch.randn(3, 16)
+    items, weights = torch.randn(3, 5, 3), torch.randn(3, 16)
+    items[0, 3] = items[0, 1]  # equal maxima share the derivative, as those of `amax`
+    items.requires_grad_()
     pooled = block({"x": items, "m": masks[0], "n": masks[1]})["out"]
     (gradient,) = torch.autograd.grad((pooled * weights).sum(), items)
     expected = []

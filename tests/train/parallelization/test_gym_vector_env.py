@@ -13,6 +13,7 @@ from gymnasium.wrappers.vector import ClipReward
 
 from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy
+from maze.core.agent.returns import GAE
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_values import zeros
@@ -29,7 +30,7 @@ from maze.maze_cli import main
 from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import value_rollout
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from tests.train.trainers.common.recurrent_models import recurrent_model

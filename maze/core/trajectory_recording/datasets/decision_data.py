@@ -250,7 +250,9 @@ def _decisions(
     for index, row in enumerate(line["rows"]):
         if row["is_shadow"]:
             continue
-        known = [probabilities[head][index] for head in actions if probabilities.get(head)]
+        certain = {head for head, array in actions.items() if array.dtype.kind == "f"}  # 1.0 is no density
+        stated = [(head, probabilities[head][index]) for head in actions if probabilities.get(head)]
+        known = [value for head, value in stated if head not in certain or value != 1.0]
         propensity = float(np.prod(known)) if known and len(known) == len(actions) else np.nan
         if propensity <= 0:
             raise ValueError(f"expected positive probabilities, found {known}")

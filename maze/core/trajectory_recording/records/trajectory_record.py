@@ -116,7 +116,7 @@ _DATA_CLASSES = frozenset({
     "maze.core.events.event_record.EventRecord",
     "maze.core.log_events.step_event_log.StepEventLog",
     "maze.core.log_stats.log_stats.LogStatsKey",
-    "maze.core.rendering.offscreen.RecordedFramesRenderer",
+    "maze.core.rendering.renderer.RecordedFramesRenderer",
     "maze.core.rendering.renderer.Renderer",
     "maze.core.trajectory_recording.records.action_record.ActionRecord",
     "maze.core.trajectory_recording.records.spaces_record.SpacesRecord",

@@ -87,7 +87,8 @@ class ParquetColumns:
 
     `episode_id`, `step`, `substep`, `step_key` and `agent_id` identify row and actor (numbers from 0);
     `observation.<entry>` and `action.<entry>` hold a number, or the list of an array's numbers in C order; `reward`,
-    `done` and `truncated` are those of the sub-step. `event.<Interface>.<event>` is the number of its events,
+    `done` and `truncated` are those of the sub-step, and `propensity` is the probability (density) of the action under
+    the policy that acted, where the recorder knows it. `event.<Interface>.<event>` is the number of its events,
     `event.<Interface>.<event>.<argument>` the sum of an argument over them (null without events or numbers),
     and `events` lists all with their attributes as JSON. `kpi.<name>`, in the last row of an episode, are its key
     performance indicators.
@@ -155,6 +156,8 @@ class ParquetColumns:
         add("done", [bool(record.done) for record in records], pa.bool_())
         cut_off = [is_truncated(bool(record.done), record.info or {}) for record in records]
         add("truncated", cut_off, pa.bool_())
+        if any(PROPENSITY in (record.info or {}) for record in records):
+            add(PROPENSITY, [_propensity(record.info or {}) for record in records], pa.float64())
         fired: dict[str, list[list[EventRecord]]] = {name: [[] for _ in rows] for name in self._events}
         for index, row in enumerate(rows):
             for event in row.events:
@@ -314,6 +317,11 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         return value._asdict()
     return str(value)
+
+
+def _propensity(info: Mapping[str, Any]) -> float | None:
+    value = info.get(PROPENSITY)  # 0 or infinity are the rounded densities of numbers at bounds
+    return float(value) if isinstance(value, _NUMBERS) and 0.0 < value < np.inf else None
 
 
 def _sum(events: Sequence[EventRecord], argument: str) -> float | None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.perception.program.network_program import Place, Places, ProgramReader
-from maze.perception.weight_init import activation_type, make_module_init_normc
+from maze.perception.weight_init import Linear, activation_type, make_module_init_normc
 
 
 class FlattenConcatBaseNet(nn.Module):
@@ -36,7 +36,7 @@ class FlattenConcatBaseNet(nn.Module):
         widths = [sum(math.prod(shape) for shape in self._obs_shapes.values()), *hidden_units]
         layers: list[nn.Module] = []
         for n_in, n_out in pairwise(widths):
-            layers += [nn.Linear(n_in, n_out), activation()]
+            layers += [Linear(n_in, n_out), activation()]
         self.hidden = nn.Sequential(*layers)
         self.n_latent = widths[-1]
         self.hidden.apply(make_module_init_normc(1.0))

@@ -5,21 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.train.parallelization.distributed_actors.distributed_actors import EpisodeCollector
-from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
+from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows, record_of_batch
-from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.maze_env import MazeEnv
-    from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
-    from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
-    from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
+from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, fixed_actors
 
 
 @dataclass(eq=False)

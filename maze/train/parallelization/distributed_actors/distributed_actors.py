@@ -9,10 +9,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
+from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import record_of
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.update_profile import COLLECTING, timed
@@ -20,10 +22,6 @@ from maze.core.utils.worker_pool import Task, env_slices
 from maze.train.parallelization.distributed_actors import env_groups
 from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds, states_for
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.rollout.rollout_columns import RolloutColumns
 
 
 @dataclass

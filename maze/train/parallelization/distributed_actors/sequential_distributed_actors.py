@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
+from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import LocalPool, env_slices
 from maze.train.parallelization.distributed_actors import env_groups
@@ -18,10 +20,6 @@ from maze.train.parallelization.distributed_actors.distributed_actors import (
 from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds, states_for
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.rollout.rollout_columns import RolloutColumns
 
 
 class SequentialDistributedActors(DistributedActors):

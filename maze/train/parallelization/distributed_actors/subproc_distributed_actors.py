@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from multiprocessing import forkserver
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.utils.worker_pool import ProcessPool, env_slices, process_context
 from maze.train.parallelization.distributed_actors.distributed_actors import ActorsAhead, DistributedActors
 from maze.train.parallelization.distributed_actors.env_groups import EnvGroups
 from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
 
 
 class SubprocDistributedActors(ActorsAhead):

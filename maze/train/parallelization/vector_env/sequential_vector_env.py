@@ -10,7 +10,8 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
-from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
+from maze.core.env.faults import USER_CODE_ERRORS, Place, Seeding, closed, fail
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_values import Cast, action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
@@ -38,8 +39,6 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 from maze.train.parallelization.vector_env.vector_env_utils import check_same_spaces, is_flat_env, with_stats
 
 if TYPE_CHECKING:
-    from maze.core.env.faults import Seeding
-    from maze.core.env.maze_env import MazeEnv
     from maze.train.trainers.common.model_selection.model_selection_base import StatisticSource
 
 ndarray = np.ndarray
@@ -107,6 +106,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
             for step_key, specs in array_specs(self.action_spaces_dict, "action").items()
         }
         self._steps = [env.step for env in self.envs]
+        self._are_actors_done = [env.is_actor_done for env in self.envs]
         self._contexts = [env.context for env in self.envs]
         self._learning: list[list[ReturnNormalizationRewardWrapper]] = [
             list(wrappers_with_statistics(env)) for env in self.envs
@@ -340,7 +340,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         :return: First observation of the next episode.
         """
         env = self.envs[index]
-        self._is_any_done, self._actors_done[index] = True, env.is_actor_done()
+        self._is_any_done, self._actors_done[index] = True, self._are_actors_done[index]()
         truncated = is_truncated(True, info)
         (self.truncated if truncated else self.terminated)[index] = True
         if truncated or self.keep_terminal_observations:

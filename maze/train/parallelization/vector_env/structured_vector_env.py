@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.faults import Seeding
-from maze.core.env.space_values import zeros
+from maze.core.env.space_values import Arrays, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
@@ -24,7 +24,6 @@ from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
-    from maze.core.env.space_values import Arrays
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.train.trainers.common.model_selection.model_selection_base import StatisticSource
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
@@ -27,17 +27,14 @@ from maze.core.log_stats.stats_format import significant
 from maze.core.rollout.batched_acting import EpisodesInterrupted, interrupted_if
 from maze.core.utils.checkpoint import load_into, load_state, save_state
 from maze.core.utils.files import upload_changes
+from maze.core.utils.update_profile import UpdateProfile
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
-from maze.train.trainers.common.model_selection.model_selection_base import SelectionCriterion
+from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase, SelectionCriterion
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.utils import run_process, train_utils
-
-if TYPE_CHECKING:
-    from maze.core.utils.update_profile import UpdateProfile
-    from maze.train.trainers.common.evaluators.evaluator import Evaluator
-    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +155,7 @@ class EpochTrainer(Trainer, ABC):
     """Whether it has :attr:`observation_statistics` learn; otherwise models that normalize need them beforehand."""
     follows_curriculum: ClassVar[bool] = False
     """Whether its environments may change from epoch to epoch, see
-    :class:`~maze.train.parallelization.curriculum.Curriculum`."""
+    :class:`~maze.train.trainers.common.training_runner.Curriculum`."""
 
     config: Any
     """The hyperparameters; subclasses declare their own type."""

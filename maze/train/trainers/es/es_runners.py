@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from maze.console.runs import print_header
 from maze.core.annotations import override
 from maze.core.utils.config_utils import whole_number
+from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
+from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_trainer import NOISE_TABLE_SIZE, ESTrainer, make_distributed_rollouts
-
-if TYPE_CHECKING:
-    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
-    from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts
 
 
 @dataclass

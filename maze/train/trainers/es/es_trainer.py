@@ -14,6 +14,7 @@ import numpy as np
 
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import TorchModel
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.errors import ConfigError, NonFiniteError
@@ -22,10 +23,10 @@ from maze.core.utils.factory import Factory
 from maze.core.utils.worker_pool import n_available_cores
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.model_selection.model_selection_base import SelectionCriterion, tell
+from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase, SelectionCriterion, tell
 from maze.train.trainers.common.observation_statistics import Moments, merged
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
-from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds
+from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds, ESDistributedRollouts
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
     ESDummyDistributedRollouts,
     Players,
@@ -40,10 +41,7 @@ from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
 from maze.train.utils.train_utils import Part
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
     from maze.train.trainers.common.training_runner import TrainingRunner
-    from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts
 
 NOISE_TABLE_SIZE = 100_000_000
 """Default size of the noise table."""

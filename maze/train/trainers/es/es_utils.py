@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from maze.core.agent.torch_model import TorchModel
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_model import TorchModel
-    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 # Maximum size of a block of perturbations in a sum (64 MiB).
 _NUMBERS_AT_ONCE = 1 << 24

@@ -6,22 +6,19 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch.utils.data import Dataset, random_split
 
-from maze.core.env.space_values import ActionBounds
+from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX
 from maze.core.utils.factory import ConfigType, Factory, plain_container
-
-if TYPE_CHECKING:
-    from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
-
+from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
 
 Batch = tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]], list[ActorID]]
 """Observations, actions and actors of the sub-steps."""

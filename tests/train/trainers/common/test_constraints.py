@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from maze.core.agent.returns import GAE
 from maze.core.agent.torch_state_critic import TorchStepStateCritic
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv
@@ -28,7 +29,7 @@ from maze.train.trainers.common.actor_critic.cost_critics import (
     pid_step,
     sum_of_ended,
 )
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import value_rollout
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.model_selection.model_selection_base import (
     Constraint,

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from maze.core.agent.policy import HiddenStates
+from maze.core.agent.returns import GAE
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.gym_vector_env import GymBatch
@@ -14,7 +15,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.sequences import SequencedRollout
-from maze.train.trainers.common.actor_critic.valuation import GAE, decisions_by_policy, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy, value_rollout
 from maze.train.trainers.impala.impala_trainer import IMPALA
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from tests.train.parallelization.test_gym_vector_env import Counters

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from maze.core.env.structured_env import ActorID
 from maze.core.rollout.rollout_columns import RolloutColumns
-from maze.train.trainers.common.actor_critic.reward_scaling import RewardScaling
+from maze.train.trainers.common.observation_statistics import RewardScaling
 
 OBSERVATIONS = {0: spaces.Dict({"observation": spaces.Box(-1.0, 1.0, (1,), np.float32)})}
 ACTIONS = {0: spaces.Dict({"action": spaces.Discrete(2)})}

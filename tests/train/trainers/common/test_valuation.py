@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maze.core.agent.returns import gae
+from maze.core.agent.returns import GAE, gae
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
@@ -16,13 +16,9 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns
-from maze.train.trainers.common.actor_critic.valuation import (
-    GAE,
-    actor_trajectories,
-    decisions_by_policy,
-    value_rollout,
-)
+from maze.train.trainers.common.actor_critic.sequences import actor_trajectories
+from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy, value_rollout
+from maze.train.trainers.common.observation_statistics import CentredReturns
 from maze.train.trainers.impala.impala_vtrace import VTrace
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})

@@ -15,13 +15,14 @@ import pytest
 import torch
 from torch import nn
 
+from maze.core.agent.returns import GAE
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import value_rollout
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
 FIRST, SECOND = ActorID(0, 0), ActorID(1, 0)

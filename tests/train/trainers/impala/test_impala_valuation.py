@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from maze.core.agent.returns import GAE
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import value_rollout
 from maze.train.trainers.impala.impala_vtrace import VTrace
 from tests.train.parallelization.toy_envs import coming_and_going_env, hierarchical_env, two_step_env
 from tests.train.trainers.common.test_structured_training import build_model as build_structured_model

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,24 +17,20 @@ from maze.core.agent.policy import HiddenStates
 from maze.core.agent.returns import GAE, ReturnFunction, Returns, Trajectories, gae
 from maze.core.agent.state_critic_input_output import StateCriticInput
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_policy_output import PolicyOutput
+from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.checkpoint import Stateful
 from maze.core.utils.stats_utils import tail_values
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
-from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
+from maze.perception.blocks.recurrent.recurrent_cell import Run
 from maze.train.trainers.common.actor_critic.valuation import CostRows, PolicyBatch, RolloutBatch, value_rollout
-from maze.train.trainers.common.config_classes import Risk
-from maze.train.trainers.common.learning import quantile_huber_loss, widen
+from maze.train.trainers.common.config_classes import ActorCriticConfig, Risk
+from maze.train.trainers.common.learning import UpdateStats, quantile_huber_loss, widen
 from maze.train.trainers.common.model_selection.model_selection_base import Constraint, statistic_source
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_policy_output import PolicyOutput
-    from maze.core.agent.torch_state_critic import TorchStateCritic
-    from maze.perception.blocks.recurrent.recurrent_cell import Run
-    from maze.train.trainers.common.config_classes import ActorCriticConfig
-    from maze.train.trainers.common.learning import UpdateStats
+from maze.train.trainers.common.observation_statistics import CentredReturns, RewardScaling
 
 logger = logging.getLogger(__name__)
 

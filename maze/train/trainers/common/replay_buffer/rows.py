@@ -10,8 +10,9 @@ from typing import Any, Union
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.base_env import is_truncated
-from maze.core.env.space_values import ActionBounds, dict_specs
+from maze.core.env.space_values import dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.rollout.rollout_columns import RolloutColumns

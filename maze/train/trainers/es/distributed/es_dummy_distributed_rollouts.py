@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from maze.core.agent.torch_policy import ActionHeads, TorchPolicy
 from maze.core.annotations import override
 from maze.core.env import faults
 from maze.core.env.space_values import array_specs, check_observation, split_rows, usual_values, zeros
-from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError, NonFiniteError
-from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import LocalPool, Maker, TaskPool, unpublished
@@ -36,10 +36,6 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     RolloutSchedule,
 )
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
-
-if TYPE_CHECKING:
-    from maze.core.env.structured_env import StepKeyType
-    from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 
 MAX_NUMBERS = 1 << 25
 """Maximum size of the parameters of a population with more than one policy (128 MiB)."""

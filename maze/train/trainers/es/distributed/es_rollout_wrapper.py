@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from maze.core.agent.policy import acting_in
 from maze.core.annotations import override
+from maze.core.log_stats.log_stats import LogStats
 from maze.core.wrappers.wrapper import Wrapper
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESRolloutResult
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import published_stats
+from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
-
-if TYPE_CHECKING:
-    from maze.core.log_stats.log_stats import LogStats
-    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 
 class ESAbortException(Exception):  # noqa: N818  (users catch it by this name)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from maze.core.agent.torch_model import TorchModel
 from maze.core.errors import CheckpointError
 from maze.train.trainers.es.es_utils import get_flat_parameters, n_trained_parameters, set_flat_parameters
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_model import TorchModel
 
 
 class Optimizer(ABC):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
 from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_model import TorchModel
 
 
 class SGD(Optimizer):

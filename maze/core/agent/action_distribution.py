@@ -1,0 +1,368 @@
+"""Probabilities of actions under policies: networks, random ones, heuristics, and heuristics that explore."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze.core.agent.flat_adam import FlatAdam
+from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.annotations import override
+from maze.core.env.action_conversion import ActionBounds, masked_heads
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.utils.config_utils import number
+from maze.core.utils.factory import ConfigType
+from maze.core.utils.seeding import seeded_generator
+from maze.distributions.dict import DictProbabilityDistribution
+from maze.distributions.utils import isolated_global_generator, sample_with
+
+Arrays = dict[str, Array]
+MOST_ENUMERATED = 64
+"""Sub-steps with at most so many joint actions are averaged over all of them, others over sampled actions."""
+_COMPARED = 64  # actions of which the sampled and the deterministic ones are compared
+
+
+class ActionDistribution(Protocol):
+    """A policy's distribution over joint actions in a batch of observations."""
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        """Return the log-probability (density) of one action for each row.
+
+        :param actions: `[n, *shape]` by head.
+        :return: `[n]`; minus infinity where the policy never takes the action.
+        """
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        """Return one action for each row, `[n, *shape]` by head."""
+
+
+class NetworkActions:
+    """Distribution of a torch policy's networks."""
+
+    def __init__(self, distribution: DictProbabilityDistribution) -> None:
+        self._distribution = distribution
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        heads = self._distribution.distribution_dict
+        tensors = {head: torch.as_tensor(np.asarray(actions[head])) for head in heads}
+        with torch.inference_mode():
+            return np.asarray(self._distribution.joint_log_prob(tensors).double().cpu().numpy())
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        generator = torch.Generator()
+        generator.manual_seed(int(rng.integers(2**63)))
+        with torch.inference_mode():
+            return {
+                head: sample_with(distribution, generator).cpu().numpy()
+                for head, distribution in self._distribution.distribution_dict.items()
+            }
+
+
+class ChosenActions:
+    """A policy that takes one action for certain, `[n, *shape]` by head; continuous ones have no density (NaN)."""
+
+    def __init__(self, actions: Arrays) -> None:
+        self._actions = actions
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        n = _n_rows(self._actions)
+        same = np.ones(n, np.bool_)
+        if any(chosen.dtype.kind == "f" for chosen in self._actions.values()):
+            return np.full(n, np.nan)
+        for head, chosen in self._actions.items():
+            same &= (np.asarray(actions[head]) == chosen).reshape(n, -1).all(1)
+        return np.asarray(np.where(same, 0.0, -np.inf))
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        return self._actions
+
+
+class UniformActions:
+    """Uniform distribution over the allowed actions of discrete heads.
+
+    :param allowed: `[n, n_choices]` by head, at least one allowed choice in each row.
+    """
+
+    def __init__(self, allowed: Mapping[str, Array]) -> None:
+        self._allowed = allowed
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        found = np.zeros(_n_rows(self._allowed))
+        with np.errstate(divide="ignore"):
+            for head, allowed in self._allowed.items():
+                is_allowed = allowed[np.arange(len(allowed)), actions[head]]
+                found += np.log(is_allowed / allowed.sum(1))
+        return found
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        return {
+            head: np.where(allowed, rng.random(allowed.shape), -1.0).argmax(1)
+            for head, allowed in self._allowed.items()
+        }
+
+
+class Mixture:
+    """With probability `epsilon` one distribution, otherwise another one."""
+
+    def __init__(self, base: ActionDistribution, other: ActionDistribution, epsilon: float) -> None:
+        self._base, self._other, self._epsilon = base, other, epsilon
+
+    def log_prob(self, actions: Mapping[str, Array]) -> Array:
+        with np.errstate(divide="ignore"):
+            base = np.log1p(-self._epsilon) + self._base.log_prob(actions)
+            return np.asarray(np.logaddexp(base, np.log(self._epsilon) + self._other.log_prob(actions)))
+
+    def sample(self, rng: np.random.Generator) -> Arrays:
+        base, other = self._base.sample(rng), self._other.sample(rng)
+        explores = rng.random(_n_rows(base)) < self._epsilon
+        return {
+            head: np.where(explores.reshape(-1, *[1] * (values.ndim - 1)), other[head], values)
+            for head, values in base.items()
+        }
+
+
+class ExploringPolicy(Policy):
+    """Take the action of another policy, or with probability `epsilon` any allowed action.
+
+    :param base: A heuristic or a policy, or its configuration.
+    :param epsilon: Probability of a random action, in [0, 1].
+    :param action_spaces_dict: Action spaces by step key; exploration needs `Discrete` heads.
+    """
+
+    def __init__(
+        self, base: Policy | ConfigType, epsilon: float, action_spaces_dict: Mapping[Any, spaces.Dict]
+    ) -> None:
+        self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
+        self.epsilon = number("policy.epsilon", epsilon, 0.0, 1.0)
+        self._random = RandomPolicy(dict(action_spaces_dict))
+        self._rng = np.random.default_rng()
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        children = np.random.SeedSequence(seed).generate_state(3)
+        self._rng = np.random.default_rng(children[0])
+        self._random.seed(int(children[1]))
+        self.base.seed(int(children[2]))
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return self.base.needs_state()
+
+    @override(Policy)
+    def needs_env(self) -> bool:
+        return self.base.needs_env()
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> Any:
+        if not deterministic and self._rng.random() < self.epsilon:
+            return self._random.compute_action(observation, actor_id=actor_id)
+        return self.base.compute_action(observation, maze_state, env, actor_id, deterministic)
+
+
+def action_distribution(
+    policy: Policy, observations: Arrays, actor: ActorID, action_space: spaces.Dict, deterministic: bool = False
+) -> ActionDistribution:
+    """Return the distribution of a policy's joint actions.
+
+    :param policy: A torch policy; an exploring or random one; or any policy that acts on observations alone, which is
+        taken for deterministic.
+    :param observations: `[n, *shape]` by key.
+    :param actor: The acting actor.
+    :param action_space: Action space of the sub-step.
+    :param deterministic: Evaluate the greedy actions of a torch policy instead of its distribution.
+    :raises ConfigError: The policy needs the simulator or recurrent states, which a log does not hold, or it samples
+        actions without stating their probabilities.
+    """
+    if policy.is_recurrent or policy.needs_state() or policy.needs_env():
+        needed = "recurrent states" if policy.is_recurrent else "the simulator"
+        raise ConfigError(f"{type(policy).__name__} needs {needed} to act, but a log holds observations only.")
+    if isinstance(policy, TorchPolicy) and not deterministic:
+        with torch.inference_mode():
+            return NetworkActions(
+                policy.compute_substep_policy_output(observations, actor, policy.temperature).prob_dist
+            )
+    if isinstance(policy, RandomPolicy):
+        return UniformActions(_allowed(observations, action_space, policy.masks))
+    if isinstance(policy, ExploringPolicy):
+        base = action_distribution(policy.base, observations, actor, action_space, deterministic)
+        if deterministic or not policy.epsilon:
+            return base
+        return Mixture(base, UniformActions(_allowed(observations, action_space, {})), policy.epsilon)
+    chosen = _chosen(policy, observations, actor)
+    if not deterministic:
+        first = {key: values[:_COMPARED] for key, values in observations.items()}
+        sampled = _chosen(policy, first, actor, deterministic=False)
+        if any(not np.array_equal(values, chosen[head][:_COMPARED]) for head, values in sampled.items()):
+            hint = "Estimate its deterministic actions (`deterministic=true`), or let `policy=exploring` explore."
+            raise ConfigError(f"{type(policy).__name__} samples its actions with unknown probabilities. {hint}")
+    for head, space in action_space.spaces.items():
+        if not isinstance(space, spaces.Discrete):
+            continue
+        outside = (chosen[head] < space.start) | (chosen[head] >= space.start + space.n)
+        if outside.any():
+            found = chosen[head][outside].flat[0]
+            expected = f"actions of {space} for the head `{head}`"
+            raise ConfigError(f"{type(policy).__name__}: expected {expected}, found {found}.")
+    return ChosenActions(chosen)
+
+
+def log_probabilities(
+    data: LoggedSteps, policy: Policy, action_spaces: Mapping[Any, spaces.Dict], greedy: bool = False
+) -> Array:
+    """Return log-probabilities (densities) of the logged actions under a policy, `[n_decisions]`."""
+    found = np.empty(len(data))
+    for key, chosen, distribution in distributions_of(data, policy, action_spaces, greedy):
+        found[chosen] = distribution.log_prob(
+            {head: values[data.rows[chosen]] for head, values in data.tables[key].actions.items()}
+        )
+    return found
+
+
+def distributions_of(
+    data: LoggedSteps, policy: Policy, action_spaces: Mapping[Any, spaces.Dict], greedy: bool
+) -> Iterator[tuple[Any, Array, ActionDistribution]]:
+    """Yield a policy's distributions in the decisions of each actor, after step key and positions of these."""
+    for key, table in data.tables.items():
+        positions = data.positions(key)
+        for agent in np.unique(data.agent_ids[positions]):
+            chosen = positions[data.agent_ids[positions] == agent]
+            observations = {name: values[data.rows[chosen]] for name, values in table.observations.items()}
+            actor = ActorID(key, int(agent))
+            yield key, chosen, action_distribution(policy, observations, actor, action_spaces[key], greedy)
+
+
+def propensities(
+    policy: Policy, records: Sequence[SpacesRecord], action_spaces: Mapping[Any, spaces.Dict]
+) -> Array | None:
+    """Return the probabilities (densities) of the sampled actions of an episode, `[n_records]`.
+
+    `None`: they are unknown, as of heuristics without exploration and of recurrent policies.
+
+    :param policy: The policy that acted.
+    :param records: Actors, observations, actions and rewards.
+    :param action_spaces: Action spaces by step key.
+    """
+    if not isinstance(policy, TorchPolicy | RandomPolicy | ExploringPolicy):
+        return None
+    try:
+        data = LoggedSteps.of_episodes([list(enumerate(records))])
+        return np.asarray(np.exp(log_probabilities(data, policy, action_spaces)))
+    except ConfigError:
+        return None
+
+
+def are_enumerated(action_space: spaces.Dict) -> bool:
+    """Return whether :func:`candidates` are all joint actions."""
+    sizes = [part.n for part in action_space.values() if isinstance(part, spaces.Discrete) and part.start == 0]
+    return len(sizes) == len(action_space.spaces) and bool(np.prod(sizes) <= MOST_ENUMERATED)
+
+
+def candidates(
+    distribution: ActionDistribution, action_space: spaces.Dict, n_rows: int, n_samples: int, rng: np.random.Generator
+) -> tuple[Arrays, Array]:
+    """Return actions over which an expectation under a policy is taken: all joint actions, or sampled ones.
+
+    Sampled actions are clipped to the bounds of the space, as environments clip them.
+
+    :return: Actions `[n_rows, n_candidates, *shape]` by head, and their weights `[n_rows, n_candidates]`, of sum 1.
+    """
+    heads = action_space.spaces
+    if not are_enumerated(action_space):
+        drawn, bounds = [distribution.sample(rng) for _ in range(n_samples)], ActionBounds(action_space)
+        actions = {head: bounds.clip_rows(head, np.stack([draw[head] for draw in drawn], 1)) for head in drawn[0]}
+        return actions, np.full((n_rows, n_samples), 1.0 / n_samples)
+    sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete)]
+    columns = [
+        {head: np.full(n_rows, choice) for head, choice in zip(heads, choices, strict=True)}
+        for choices in itertools.product(*(range(n) for n in sizes))
+    ]
+    weights = np.exp(np.stack([distribution.log_prob(column) for column in columns], 1))
+    actions = {head: np.stack([column[head] for column in columns], 1) for head in columns[0]}
+    return actions, weights / weights.sum(1, keepdims=True)
+
+
+def cloned_propensities(
+    data: LoggedSteps, action_spaces: Mapping[Any, spaces.Dict], seed: int, n_updates: int = 1000
+) -> Array:
+    """Estimate the probabilities of the logged actions by cloning the policy that acted, `[n_decisions]`.
+
+    A small network for each sub-step key predicts the choices of each head from the observations. Masked choices have
+    probability 0.
+
+    :param data: The decisions.
+    :param action_spaces: Action spaces by step key; all heads are `Discrete`.
+    :param seed: Of initial weights and minibatches.
+    :param n_updates: Gradient steps, of 256 decisions each.
+    """
+    found, rng = np.empty(len(data)), np.random.default_rng(seed)
+    for key, table in data.tables.items():
+        n, heads = table.n_actions, action_spaces[key].spaces
+        observations = {name: values[:n] for name, values in table.observations.items()}
+        masks = _allowed(observations, action_spaces[key], {})
+        allowed = torch.cat([torch.as_tensor(mask) for mask in masks.values()], 1)
+        seen = np.concatenate([np.asarray(values, np.float32).reshape(n, -1) for values in observations.values()], 1)
+        inputs = torch.from_numpy((seen - seen.mean(0)) / np.maximum(seen.std(0), 1e-6))
+        with isolated_global_generator(seeded_generator(int(rng.integers(2**31)))):
+            network = nn.Sequential(nn.Linear(inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, allowed.shape[1]))
+        sizes = [mask.shape[1] for mask in masks.values()]
+        taken = torch.stack([torch.as_tensor(table.actions[head].astype(np.int64)) for head in heads], 1)
+
+        def log_probs(rows: torch.Tensor) -> torch.Tensor:
+            logits = network(inputs[rows]).masked_fill(~allowed[rows], torch.finfo(torch.float32).min)  # noqa: B023
+            parts = zip(logits.split(sizes, 1), taken[rows].unbind(1), strict=True)  # noqa: B023
+            return torch.stack([-nn.functional.cross_entropy(part, a, reduction="none") for part, a in parts]).sum(0)
+
+        optimizer = FlatAdam({"clone": network}, 2e-3, eps=1e-8)
+        for _ in range(n_updates):
+            optimizer.zero_grad()
+            (-log_probs(torch.from_numpy(rng.integers(n, size=256))).mean()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.inference_mode():
+            found[data.positions(key)] = log_probs(torch.arange(n)).double().exp().numpy()
+    if n_excluded := int((found == 0).sum()):
+        raise ConfigError(f"behaviour=cloned: the action masks exclude {n_excluded} of {len(found)} logged actions.")
+    return found
+
+
+def _allowed(observations: Arrays, action_space: spaces.Dict, masks: Mapping[str, str]) -> Arrays:
+    n = _n_rows(observations)
+    shapes = {key: values.shape[1:] for key, values in observations.items()}
+    mask_of = {head: mask for mask, head in masked_heads(shapes, action_space, masks)[0].items()}
+    allowed = {}
+    for head, space in action_space.spaces.items():
+        if not isinstance(space, spaces.Discrete) or space.start != 0:
+            raise ConfigError(f"Action head `{head}`: random or cloned actions need Discrete from 0 on, found {space}.")
+        mask = np.ones((n, int(space.n)), np.bool_) if head not in mask_of else observations[mask_of[head]] > 0
+        allowed[head] = mask | ~mask.any(1, keepdims=True)
+    return allowed
+
+
+def _chosen(policy: Policy, observations: Arrays, actor: ActorID, deterministic: bool = True) -> Arrays:
+    in_batches: Any = getattr(policy, "compute_actions", None)
+    if in_batches is not None:
+        return dict(in_batches(observations, actor, deterministic=deterministic))
+    rows = ({key: values[row] for key, values in observations.items()} for row in range(_n_rows(observations)))
+    chosen = [policy.compute_action(row, None, None, actor, deterministic) for row in rows]
+    return {head: np.stack([np.asarray(action[head]) for action in chosen]) for head in chosen[0]}
+
+
+def _n_rows(arrays: Mapping[str, Array]) -> int:
+    return len(next(iter(arrays.values())))
