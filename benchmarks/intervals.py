@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from maze.evaluation.gate import MIN_EPISODES
-from maze.report.estimates import interquartile_mean_interval, mean_interval
+from maze.report.estimates import iqm_interval, mean_interval
 
 Values = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def coverage(n_runs: int, deviation: float, kind: str, n_repetitions: int, n_epi
     for n in chunks(n_runs * n_episodes, n_repetitions if kind != "IQM" else n_repetitions // 10):
         hard = 0.7 * RNG.normal(size=(n, 1, n_episodes))
         if kind == "IQM":
-            ends = [interquartile_mean_interval(each)[1:] for each in values(n, hard)]
+            ends = [iqm_interval(each)[1:] for each in values(n, hard)]
             low, high = np.transpose(ends)
         else:
             _, low, high = mean_interval(values(n, hard), values(n, hard) if kind == "difference" else None)

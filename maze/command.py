@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
+import threading
+import time
+from typing import Any
 
 from maze.core.errors import install_command
 
@@ -16,7 +21,24 @@ def main() -> int:
             raise
         print(f"maze-run needs {error.name}, which is not installed: {install_command('train')}", file=sys.stderr)
         return 1
-    return run()
+    status = run()
+    threading.Thread(target=_end_in_time, args=(status,), daemon=True).start()
+    return status
+
+
+def _end_in_time(status: int) -> None:
+    """End the process if threads or child processes, such as those of an environment, outlive the command."""
+    threading.main_thread().join()  # the interpreter then waits for the others
+    time.sleep(10)
+    children = multiprocessing.active_children()
+    running: list[Any] = [*threading.enumerate(), *children]
+    if left := [each.name for each in running if each.is_alive() and not each.daemon]:
+        what = f"maze-run ends without {', '.join(left)}, which did not end in 10 s"
+        print(f"{what}. Environments end their threads and processes in `close`.", file=sys.stderr, flush=True)
+        for child in children:
+            child.kill()
+        sys.stdout.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

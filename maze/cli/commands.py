@@ -26,6 +26,7 @@ from maze.perception.models.space_config import SpacesConfig
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
 from maze.report.run_page import REPORT_FILE, ReportedRun, run_page, runs_page, trials_section
+from maze.train.utils.run_process import RUNNING
 from maze.utils.tensorboard_reader import read_event_file
 
 if TYPE_CHECKING:
@@ -152,6 +153,9 @@ def _page(places: Sequence[Path]) -> Page:
     if runs == list(places) and len(runs) == 1:
         run = _reported(runs[0])
         return run_page(run.facts, run.progress, run.state, datetime.now())
+    trials = trials_section(places[0]) if len(places) == 1 else None
+    if trials is not None:  # without unfinished runs that were repeated
+        runs = [run for run in runs if run.name in trials[1] or _state_of(run) == RUNNING] or runs
     reported: list[ReportedRun] = []
     for directory in runs:
         try:
@@ -160,15 +164,18 @@ def _page(places: Sequence[Path]) -> Page:
             print(f"Left out: {error}", file=sys.stderr)
     if not reported:
         raise MazeError(f"None of the {len(runs)} runs has statistics that can be read ({PROGRESS_FILE}).")
-    trials = trials_section(places[0]) if len(places) == 1 else None
     title = "" if trials is None else f"Sweep {places[0].name}"
-    return runs_page(reported, datetime.now(), title, [] if trials is None else [trials])
+    return runs_page(reported, datetime.now(), title, [] if trials is None else [trials[0]])
 
 
 def _reported(directory: Path) -> ReportedRun:
-    state = str((run_summary.record_of(directory) or {}).get("state", ""))
     config = read_plain_yaml(directory / run_summary.CONFIG_FILE)
-    return ReportedRun(run_summary.facts_of(directory, Path.cwd()), read_progress(directory), config, state)
+    facts = run_summary.facts_of(directory, Path.cwd())
+    return ReportedRun(facts, read_progress(directory), config, _state_of(directory))
+
+
+def _state_of(directory: Path) -> str:
+    return str((run_summary.record_of(directory) or {}).get("state", ""))
 
 
 def _runs_in(directory: Path) -> list[Path]:

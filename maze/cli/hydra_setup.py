@@ -300,7 +300,10 @@ def for_hydra(arguments: Iterable[str]) -> list[str]:
     :param arguments: Overrides, and other arguments of a command.
     """
     readable: list[str] = []
-    for argument in arguments:
+    arguments = list(arguments)
+    cloned = "warm_start.policy."  # has no default whose values could be changed
+    is_class = any(argument.startswith(f"{cloned}_target_=") for argument in arguments)
+    for argument in (f"++{each}" if is_class and each.startswith(cloned) else each for each in arguments):
         if (bundle := _SHELF.match(argument)) is None:
             readable.append(_OVERRIDE.sub(_packed, argument))
         else:

@@ -126,8 +126,7 @@ def _announce(config: DictConfig) -> None:
     """Print the chosen options before the imports and the checks of the run, which take seconds."""
     if config.get("verbose") == 0:
         return
-    chosen = config.hydra.runtime.choices
-    chosen = {**chosen, "env": environment_option(chosen.get("env"), config.get("env"))}
+    chosen = _named_options(config)
     groups = [f"{name}={chosen[name]}" for name in ("env", "algorithm", "policy", "runner") if chosen.get(name)]
     print(f"-> starting {' '.join(['-cn', str(config.hydra.job.config_name), *groups])}", flush=True)
 
@@ -158,9 +157,8 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:
-        choices = config.hydra.runtime.choices
         with read_write(config.hydra), open_dict(config.hydra):
-            choices.env = environment_option(choices.get("env"), config.get("env"))
+            config.hydra.runtime.choices.update(_named_options(config))
         try:
             with hydra_config(config):  # the names contain ${hydra:...}
                 named = str(OmegaConf.select(config, key))
@@ -183,6 +181,14 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         directories = _claimed.get()
         if directories is not None and not is_resumed:
             directories.append(directory)
+
+
+def _named_options(config: DictConfig) -> dict[str, Any]:
+    """Return the chosen options by group; the user's classes `env._target_` and `policy._target_` replace theirs."""
+    chosen = dict(config.hydra.runtime.choices)
+    targets = [text for text in config.hydra.overrides.task if text.lstrip("+").startswith("policy._target_=")]
+    own = {"policy": targets[-1].rpartition(".")[2]} if targets else {}
+    return {**chosen, "env": environment_option(chosen.get("env"), config.get("env")), **own}
 
 
 def environment_option(option: Any, env: Any) -> Any:

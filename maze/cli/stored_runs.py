@@ -28,7 +28,7 @@ TRUST = "--trust"
 _ROOTS = ("conf_rollout", "conf_train")
 # Overrides that name a section.
 _NAMING = {
-    "env": re.compile(r"env([.=@]|$)"),
+    "env": re.compile(r"env([=@]|\.(_target_|name)\b|$)"),  # single values are changed in that of the run
     "wrappers": re.compile("wrappers([=@]|$)"),  # single wrappers are added to those of the run
     "model": re.compile(r"(model|critic|policy\.model|env_model|algorithm_model)([.=@]|$)"),
 }
@@ -59,6 +59,8 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
         stored["model"] = _model_for(cfg, stored["model"], run)
     if "wrappers" in stored:
         stored["wrappers"] = changed_wrappers(stored["wrappers"], _plain(cfg, "wrappers") or {})
+    if "env" in stored:
+        stored["env"] = _changed_env(stored["env"], cfg, overrides)
     different = [section for section in stored if stored[section] != _plain(cfg, section)]
     with open_dict(cfg):
         for section in different:
@@ -220,13 +222,27 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
         completed[name if name not in completed else f"{name} ({len(completed) + 1})"] = policy
     with open_dict(cfg):
         cfg.policies = {name: reader.surrounded(policy) for name, policy in completed.items()}
-        if reader.env is not None:
-            cfg.env = reader.env
+        cfg.env = _changed_env(reader.env, cfg, overrides)
 
 
 def sections_named_by(overrides: Sequence[str]) -> set[str]:
-    """Return the sections of the configuration that a command's arguments name."""
-    return {_path_of(override).partition(".")[0] for override in overrides}
+    """Return the sections of the configuration that a command's arguments name.
+
+    Single values of an environment do not name it.
+    """
+    paths = {_path_of(override) for override in overrides}
+    return {path.partition(".")[0] for path in paths if not path.startswith("env.") or _NAMING["env"].match(path)}
+
+
+def _changed_env(env: Any, cfg: DictConfig, overrides: Sequence[str]) -> Any:
+    """Return the environment of a run with the values that the command's arguments change; `None`: the command's."""
+    if env is None:
+        return cfg.get("env")
+    changed = OmegaConf.create({"env": env})
+    for path in map(_path_of, overrides):
+        if path.startswith("env.") and OmegaConf.select(cfg, path) is not None:
+            OmegaConf.update(changed, path, _plain(cfg, path), force_add=True)
+    return OmegaConf.to_container(changed.env)
 
 
 def _path_of(override: str) -> str:
@@ -285,7 +301,7 @@ def complete_base(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> N
         return
     if str(cfg.policy.get("bundle")).startswith(SHELF):
         with open_dict(cfg):
-            cfg.env = env_of_shelf(cfg.policy.bundle, named) or cfg.env
+            cfg.env = _changed_env(env_of_shelf(cfg.policy.bundle, named), cfg, overrides)
     if not isinstance(cfg.policy.get("base"), str):
         return
     reader = PolicyReader(cfg, project, named, "policy.base")
@@ -294,7 +310,7 @@ def complete_base(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> N
         if (path / _WEIGHTS).is_file():
             cfg.input_dir, cfg.policy.base = str(path), _TRAINED
         cfg.policy.base = reader.entry(cfg.policy.base)[1]["policy"]
-        cfg.env = reader.env or cfg.env
+        cfg.env = _changed_env(reader.env, cfg, overrides)
 
 
 def env_of_shelf(bundle: str, named: Container[str]) -> Any:
@@ -467,7 +483,8 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
             cfg.env = None
         for section in ("env", "wrappers"):
             if section in stored:
-                cfg[section] = stored[section]
+                is_env = section == "env"
+                cfg[section] = _changed_env(stored[section], cfg, overrides) if is_env else stored[section]
         if "seeding" in wanted and recorded.get("seeding"):
             cfg.seeding = recorded["seeding"]
         own = cfg.runner

@@ -72,7 +72,9 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
-        return super().entropy() + self._joint((self.high - self.low).log())
+        # in float32, differences of large logarithms of the gamma function would lose two digits
+        exact = Beta(self.alpha.double(), self.beta.double(), validate_args=False).entropy()  # type: ignore[no-untyped-call]
+        return self._joint(exact.to(self.alpha.dtype) + (self.high - self.low).log())
 
 
 def _inside(position: torch.Tensor) -> torch.Tensor:

@@ -10,16 +10,13 @@ from gymnasium import spaces
 
 from maze.core.errors import ConfigError, unknown_key_error
 from maze.core.utils.factory import Factory
+from maze.distributions import multi_categorical
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution, GreedyCategoricalProbabilityDistribution
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.distribution import ProbabilityDistribution
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
-from maze.distributions.multi_categorical import (
-    GreedyMultiCategoricalProbabilityDistribution,
-    MultiCategoricalProbabilityDistribution,
-)
 from maze.distributions.numpy_distributions import HeadDescription
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
@@ -30,8 +27,8 @@ _DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
     CategoricalProbabilityDistribution: ("categorical", False),
     DiagonalGaussianProbabilityDistribution: ("gaussian", False),
     GreedyCategoricalProbabilityDistribution: ("categorical", True),
-    GreedyMultiCategoricalProbabilityDistribution: ("multi_categorical", True),
-    MultiCategoricalProbabilityDistribution: ("multi_categorical", False),
+    multi_categorical.GreedyMultiCategoricalProbabilityDistribution: ("multi_categorical", True),
+    multi_categorical.MultiCategoricalProbabilityDistribution: ("multi_categorical", False),
     SquashedGaussianProbabilityDistribution: ("squashed_gaussian", False),
 }
 
@@ -56,7 +53,7 @@ class DistributionMapper:
 
     default_mapping: ClassVar[dict[type[Any], type[Any]]] = {
         spaces.Discrete: CategoricalProbabilityDistribution,
-        spaces.MultiDiscrete: MultiCategoricalProbabilityDistribution,
+        spaces.MultiDiscrete: multi_categorical.MultiCategoricalProbabilityDistribution,
         spaces.MultiBinary: BernoulliProbabilityDistribution,
         spaces.Box: DiagonalGaussianProbabilityDistribution,
     }

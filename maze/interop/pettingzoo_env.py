@@ -450,7 +450,7 @@ class PettingZooCoreEnv(CoreEnv):
         env.step(action)
         counted = 0.0
         for other, reward in env.rewards.items():
-            earned = float(reward)
+            earned = float(np.asarray(reward).item())  # an array of one number, too
             if not earned:
                 continue
             self._returns[other] += earned

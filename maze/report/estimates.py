@@ -158,7 +158,7 @@ def mean_interval(ours: Values, theirs: Values | None = None, bounds: Bounds | N
     return (centre, low, high) if bounds is None else (centre, np.maximum(low, bounds[0]), np.minimum(high, bounds[1]))
 
 
-def interquartile_mean_interval(values: Values) -> Interval:
+def iqm_interval(values: Values) -> Interval:
     """Estimate the interquartile mean over runs and episodes (trimmed t statistic, Tukey and McLaughlin 1963).
 
     :param values: `[n_runs, n_episodes]`.

@@ -382,6 +382,7 @@ for (const place of document.querySelectorAll(".statistics-table")) {
   apply();
 }
 
+const UNKNOWN = new Set(["", "-", "nan"]);  // last in both directions
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   [...table.tHead.rows[0].cells].forEach((cell, index) => {
@@ -394,8 +395,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
       cell.ariaSort = sign < 0 ? "descending" : "ascending";
       const key = row => { const found = row.cells[index]; return found.dataset.value ?? found.textContent; };
       const compare = (one, two) => {
-        const [a, b] = [Number(key(one)), Number(key(two))];
-        return Number.isNaN(a) || Number.isNaN(b) ? String(key(one)).localeCompare(String(key(two))) : a - b;
+        const [s, t] = [key(one), key(two)], last = sign * (UNKNOWN.has(s) - UNKNOWN.has(t));
+        const [a, b] = [s, t].map(text => Number(text.replace("inf", "Infinity")));
+        return last || (Number.isNaN(a) || Number.isNaN(b) ? s.localeCompare(t) : a - b);
       };
       body.append(...[...body.rows].sort((one, two) => sign * compare(one, two)));
     });

@@ -21,7 +21,7 @@ from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
 from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
 from maze.report import page
-from maze.report.estimates import Estimate, interquartile_mean_interval, t_interval
+from maze.report.estimates import Estimate, iqm_interval, t_interval
 from maze.report.progress import Progress
 from maze.train.utils.run_process import ENDED, INTERRUPTED, RUNNING, read_record
 
@@ -330,7 +330,7 @@ def _results(groups: Sequence[RunGroup]) -> str:
                 group.label,
                 float(len(group.runs)),
                 float(final.mean()) if final.size else None,
-                _estimate_text(Estimate.of(interquartile_mean_interval(final[np.newaxis]))) if final.size else None,
+                _estimate_text(Estimate.of(iqm_interval(final[np.newaxis]))) if final.size else None,
                 float(best.mean()) if best.size else None,
                 float(max(known)) if known else None,
             ]
@@ -413,16 +413,20 @@ RESULTS_FILE = "results.csv"
 """Table of the trials of a sweep, the best one first."""
 
 
-def trials_section(directory: Path) -> str | None:
-    """Return the section with the table of a sweep's trials; `None`: the directory has no results of a sweep."""
+def trials_section(directory: Path) -> tuple[str, set[str]] | None:
+    """Return the section with the table of a sweep's trials, and the names of their runs, which replace repeated ones.
+
+    :return: `None`: the directory has no results of a sweep.
+    """
     try:
         header, *rows = csv.reader(io.StringIO((directory / RESULTS_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, csv.Error):
         return None
     rows = [row for row in rows if len(row) == len(header)]
+    names = {name for row in rows for name in dict(zip(header, row, strict=True)).get("run_dir", "").split()}
     filled = [index for index in range(len(header)) if any(row[index] for row in rows)]
     cells = [[_typed(row[index]) for index in filled] for row in rows]
-    return page.page_section("Trials", page.table([header[index] for index in filled], cells))
+    return page.page_section("Trials", page.table([header[index] for index in filled], cells)), names
 
 
 def _typed(text: str) -> str | float:

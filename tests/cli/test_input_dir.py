@@ -91,6 +91,25 @@ def test_training_continues_in_the_environment_of_the_run(algorithm: str, short:
     assert used("out") == ("Acrobot-v1", True, [8])
 
 
+def test_single_values_of_an_environment_change_that_of_the_run(run: Path) -> None:
+    given = "+env.reset_options={low: -0.05, high: 0.05}"
+    assert main([*ROLLOUT, given, f"input_dir={run}", "hydra.run.dir=out"]) == 0
+    compared = ["-cn", "conf_compare", f"policies=[random,{run}]", "runner.n_episodes=2", "runner.max_episode_steps=3"]
+    assert main([*compared, given, "hydra.run.dir=compared"]) == 0
+    for directory in ("out", "compared"):
+        env = OmegaConf.load(f"{directory}/hydra_config.yaml").env
+        assert (env.name, env.reset_options) == ("Acrobot-v1", {"low": -0.05, "high": 0.05})
+
+
+def test_classes_of_policies_name_directories_and_need_no_sign() -> None:
+    rule = "policy._target_=maze.core.agent.dummy_cartpole_policy.DummyCartPolePolicy"
+    assert main(["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", rule, "log_base_dir=log"]) == 0
+    assert [path.name for path in Path("log").iterdir()] == ["rollout-gym_env-DummyCartPolePolicy-sequential"]
+    cloned = ["algorithm=a2c", "env.name=CartPole-v1", f"warm_start.{rule}", "warm_start.n_steps=40"]
+    assert main(["-cn", "conf_train", *TINY, *cloned, "hydra.run.dir=out"]) == 0
+    assert OmegaConf.load("out/hydra_config.yaml").warm_start.policy._target_ == rule.partition("=")[2]
+
+
 def test_sections_named_by_the_command_are_not_inherited(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*ROLLOUT, f"input_dir={run}", "env.name=CartPole-v1"]) == 1
     error = capfd.readouterr().err

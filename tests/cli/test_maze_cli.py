@@ -321,3 +321,27 @@ def test_a_failure_after_an_interruption_is_reported_as_interruption(
     assert main(SEQUENTIAL) == status
     assert capfd.readouterr().err == f"maze-run: interrupted by {signal.Signals(signum).name}.\n"
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+LEAVES_RUNNING = """
+import multiprocessing, sys, threading, time
+import maze.command, maze.maze_cli
+
+def run():
+    threading.Thread(target=time.sleep, args=(300,), name="telemetry").start()
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,), name="simulator").start()
+    return 3
+
+maze.maze_cli.main = run
+sys.exit(maze.command.main())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_threads_and_processes_of_an_environment_do_not_keep_the_command_running() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES_RUNNING], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == 3
+    assert re.search(r"maze-run ends without telemetry, simulator, which did not end in 10 s\.", ended.stderr)

@@ -4,6 +4,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gymnasium import spaces
 
@@ -79,6 +80,26 @@ def test_a_reward_caused_by_another_agents_move_is_credited_to_the_own_last_move
     *_, third, fourth = played(PettingZooEnv(Duel()), [0, 1, 0, 0])
     assert third[5] is None
     assert fourth[5] == [-1.0, 1.0]
+
+
+def test_rewards_may_be_arrays_of_one_number():
+    class Arrays(Duel):
+        def step(self, action):
+            super().step(action)
+            self.rewards = {agent: np.array([reward]) for agent, reward in self.rewards.items()}
+
+    env, expected = PettingZooEnv(Arrays()), PettingZooEnv(Duel())
+    for each in (env, expected):
+        each.seed(1)
+        each.reset()
+    for _ in range(3):
+        action = {"action": 1}
+        found, (_, reward, done, _) = env.step(action), expected.step(action)
+        assert (found[1], found[2]) == (reward, done)
+        if done:
+            break
+    assert done
+    assert env.get_actor_rewards().tolist() == expected.get_actor_rewards().tolist()
 
 
 def test_rollouts_contain_the_reward_of_each_action():
@@ -325,5 +346,5 @@ def test_untrusted_configuration_imports_nothing_but_pettingzoo_environments():
     target = "maze.interop.pettingzoo_env.make_pettingzoo_env"
     refuse_foreign_targets({"_target_": target, "name": "mpe2/simple_spread_v3"}, Path("config.yaml"))
     for name in ("json.tool", "json.tool:main"):
-        with pytest.raises(CheckpointError, match="Stored configurations are built"):
+        with pytest.raises(CheckpointError, match="Stored configurations may name classes of known kinds"):
             refuse_foreign_targets({"_target_": target, "name": name}, Path("config.yaml"))

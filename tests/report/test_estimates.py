@@ -10,7 +10,7 @@ from maze.report.estimates import (
     bounded_interval,
     episodes_to_see,
     interquartile_mean,
-    interquartile_mean_interval,
+    iqm_interval,
     mean_interval,
     quantile_interval,
     skewed_interval,
@@ -30,7 +30,7 @@ def test_interquartile_means_of_unknown_values_are_unknown() -> None:
     """Of 1 to 7 and NaN it would be 4.5, were NaN the best value of all."""
     values = np.array([[1.0, 2.0, 3.0, 4.0, np.nan, 5.0, 6.0, 7.0], np.arange(8.0)])
     np.testing.assert_array_equal(interquartile_mean(values), [np.nan, 3.5])
-    assert np.isnan(interquartile_mean_interval(values[:1])).all()
+    assert np.isnan(iqm_interval(values[:1])).all()
 
 
 def test_t_interval_of_three_runs() -> None:
@@ -44,7 +44,7 @@ def test_t_interval_of_three_runs() -> None:
 def test_interquartile_mean_interval_is_that_of_trimmed_means() -> None:
     values = np.random.default_rng(2).normal(size=40) ** 3
     expected = stats.mstats.trimmed_mean_ci(values, (0.25, 0.25))
-    np.testing.assert_allclose(interquartile_mean_interval(values[np.newaxis])[1:], expected)
+    np.testing.assert_allclose(iqm_interval(values[np.newaxis])[1:], expected)
 
 
 @pytest.mark.parametrize(("n_seen", "n"), [(0, 1), (0, 20), (3, 50), (20, 20)])

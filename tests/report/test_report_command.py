@@ -13,6 +13,7 @@ import yaml
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.maze_cli import main
+from maze.report.page import Page, page_section, table
 from maze.report.progress import Progress
 from maze.report.run_page import REPORT_FILE, trials_section
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off, looked_at
@@ -115,6 +116,18 @@ def test_a_sweep_has_the_table_of_its_trials(tmp_path: Path) -> None:
     assert trials[: trials.index("</table>")].count("<tr>") == 1 + 12
 
 
+def test_repeated_runs_of_a_resumed_sweep_count_once(tmp_path: Path) -> None:
+    """The run 1 was interrupted and repeated as run 2; run 3 of the next trial is still running."""
+    for run, level in enumerate([2.0, 9.0, 4.0, 3.0]):
+        make_run(tmp_path / "sweep" / str(run), level, seed=run)
+    (tmp_path / "sweep" / "3" / "run.json").write_text('{"state": "running"}', encoding="utf-8")
+    table = "trial,seeds,objective,status,run_dir\n0,0 1,3.0,completed,0 2\n"
+    (tmp_path / "sweep" / "results.csv").write_text(table, encoding="utf-8")
+    assert main(["--report", str(tmp_path / "sweep")]) == 0
+    page = (tmp_path / "sweep" / REPORT_FILE).read_text(encoding="utf-8")
+    assert row_of(page, "CartPole-v1, ppo")[:2] == ["3", "3"], "runs and the mean of their returns"
+
+
 @pytest.mark.parametrize("content", ["", "trial\n" + "1" * 200_000, "\xff"])
 def test_an_unreadable_table_of_trials_is_left_out(content: str, tmp_path: Path) -> None:
     (tmp_path / "results.csv").write_text(content, encoding="latin-1")
@@ -172,6 +185,19 @@ def test_the_pages_of_several_runs_draw_in_a_browser(
     assert page.locator("table.sortable").first.locator("tbody td").first.inner_text() == "lr=0.0"
     assert cut_off(page) == []
     assert accessibility_faults(page) == []
+
+
+@pytest.mark.slow
+def test_tables_are_sorted_with_unknown_values_at_the_end(tmp_path: Path, open_page: OpenPage) -> None:
+    inf, nan = float("inf"), float("nan")
+    names = {"a": -5.0, "b": "", "c": 3.0, "d": inf, "e": nan, "f": -inf, "g": None, "h": 20.0}
+    page = tmp_path / "page.html"
+    Page("t", "", [page_section("s", table(("name", "objective"), names.items()))]).write(page)
+    opened = open_page(page)
+    for known in ("dhcaf", "fachd"):
+        opened.locator("th", has_text="objective").locator("button").click()
+        shown = "".join(opened.locator("tbody td:first-child").all_inner_texts())
+        assert (shown[:5], sorted(shown[5:])) == (known, ["b", "e", "g"])
 
 
 @pytest.mark.slow

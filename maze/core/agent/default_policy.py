@@ -55,11 +55,6 @@ class DefaultPolicy(Policy):
 
     @override(Policy)
     def compute_top_action_candidates(
-        self,
-        observation: Any,
-        num_candidates: int | None,
-        maze_state: Any,
-        env: Any,
-        actor_id: ActorID | None = None,
+        self, observation: Any, num_candidates: int | None, maze_state: Any, env: Any, actor_id: ActorID | None = None
     ) -> tuple[Sequence[Any], Sequence[float]]:
         return self.policy_for(actor_id).compute_top_action_candidates(observation, num_candidates)

@@ -200,11 +200,7 @@ class HiddenStates:
         return {actor: {key: array.copy() for key, array in of.items()} for actor, of in self._by_actor.items()}
 
     def act(
-        self,
-        env: Any,
-        actor: ActorID,
-        env_indices: Sequence[int] | None,
-        choose: Callable[[StatesOfActor], None],
+        self, env: Any, actor: ActorID, env_indices: Sequence[int] | None, choose: Callable[[StatesOfActor], None]
     ) -> None:
         """Compute actions in a vector environment; hidden states are zero where an episode begins.
 

@@ -53,24 +53,20 @@ class RandomPolicy(Policy):
     ) -> Any:
         space, sample = for_actor(self._samplers, actor_id, "action_spaces_dict")
         action = sample(self._rng)
-        if not isinstance(observation, Mapping) or not isinstance(space, spaces.Dict):
-            return action
-        # heads with masked choices are sampled again; masks do not change the samples of other heads
         step_key = None if actor_id is None else actor_id[0]
-        if step_key not in self._masked_heads:
-            self._masked_heads[step_key] = masks_of_heads(observation, space, self.masks)
-        for head, mask in self._masked_heads[step_key].items():
+        masks = self._masked_heads.get(step_key)
+        if masks == {} or not isinstance(observation, Mapping) or not isinstance(space, spaces.Dict):
+            return action
+        if masks is None:
+            masks = self._masked_heads[step_key] = masks_of_heads(observation, space, self.masks)
+        # heads with masked choices are sampled again; masks do not change the samples of other heads
+        for head, mask in masks.items():
             action[head] = drawn_value(space[head], observation[mask], self._rng.integers)
         return action
 
     @override(Policy)
     def compute_top_action_candidates(
-        self,
-        observation: Any,
-        num_candidates: int | None,
-        maze_state: Any,
-        env: Any,
-        actor_id: ActorID | None = None,
+        self, observation: Any, num_candidates: int | None, maze_state: Any, env: Any, actor_id: ActorID | None = None
     ) -> tuple[Sequence[Any], Sequence[float]]:
         """Return random candidates (one, if their number is left open), all equally likely."""
         n_candidates = 1 if num_candidates is None else num_candidates

@@ -82,9 +82,7 @@ def gae(
 
 
 def next_values_from(
-    values: ArrayOrTensor,
-    last_values: ArrayOrTensor,
-    final_values: Mapping[tuple[int, int], Any] | None = None,
+    values: ArrayOrTensor, last_values: ArrayOrTensor, final_values: Mapping[tuple[int, int], Any] | None = None
 ) -> ArrayOrTensor:
     """Return the value of the observation after each step.
 

@@ -31,12 +31,7 @@ class SerializedTorchPolicy(TorchPolicy):
     """
 
     def __init__(
-        self,
-        model: ConfigType,
-        state_dict_file: str,
-        spaces_dict_file: str,
-        device: str,
-        temperature: float = 1.0,
+        self, model: ConfigType, state_dict_file: str, spaces_dict_file: str, device: str, temperature: float = 1.0
     ) -> None:
         from maze.perception.models.space_config import SpacesConfig
 

@@ -14,13 +14,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.agent.policy import Policy
-from maze.core.agent_deployment.external_core_env import (
-    DeploymentError,
-    EpisodeOverError,
-    Signal,
-    StateUpdate,
-    checked_update,
-)
+from maze.core.agent_deployment.external_core_env import DeploymentError, EpisodeOverError, Signal, StateUpdate, checked
 from maze.core.agent_deployment.policy_executor import END_TIMEOUT, Session
 from maze.core.annotations import override
 from maze.core.env.maze_action import MazeActionType
@@ -210,7 +204,7 @@ class AgentDeployment:
                     f"finish_episode(maze_state, reward, done, info), and the first state of the next episode by "
                     f"act(...) with done=False; or close(maze_state, reward, done, info)."
                 )
-            update = checked_update("act", self._n_steps, maze_state, reward, False, info, events, is_step_complete)
+            update = checked("act", self._n_steps, maze_state, reward, False, info, events, is_step_complete)
             actor: Any = self._only_actor if actor_id == _ONLY_ACTOR else actor_id
             if not isinstance(actor, tuple) or len(actor) != 2 or actor[0] not in self._step_keys:
                 raise EnvironmentContractError(
@@ -347,7 +341,7 @@ class AgentDeployment:
     ) -> StateUpdate | None:
         if maze_state is None:
             return None
-        return checked_update(method, self._n_steps, maze_state, reward, done, info, events, None, is_last=True)
+        return checked(method, self._n_steps, maze_state, reward, done, info, events, None, is_last=True)
 
     def _exchange(self, update: StateUpdate | None, actor: ActorID | None) -> Any:
         session = self._session

@@ -193,7 +193,7 @@ class ExternalCoreEnv(CoreEnv):
         """Do nothing: the real system has the randomness."""
 
 
-def checked_update(
+def checked(
     method: str,
     n_steps: int,
     maze_state: MazeStateType,

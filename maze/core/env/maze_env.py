@@ -50,7 +50,7 @@ class MazeEnv(
     :param observation_conversion_dict: Conversion of states to observations, by sub-step key.
     """
 
-    TRANSIENT = (*Wrapper.TRANSIENT, "step_path")
+    TRANSIENT = (*Wrapper.TRANSIENT, "step_path", "_simulation")
 
     converted_actor: ActorID | None = None
     """The actor whose recorded states and actions are being converted, see :meth:`converting`."""
@@ -73,6 +73,7 @@ class MazeEnv(
     @override(Wrapper)
     def _bind(self) -> None:
         self.step_path = _StepPath(self)
+        self._simulation = self.env  # without the lookup in the wrapper
 
     @property
     def core_env(self) -> CoreEnvType:
@@ -116,7 +117,7 @@ class MazeEnv(
 
     @override(EventEnvMixin)
     def get_kpi_calculator(self) -> KpiCalculator | None:
-        return self.step_path.core_env.get_kpi_calculator()
+        return self._simulation.get_kpi_calculator()
 
     @override(RecordableEnvMixin)
     def get_maze_state(self) -> MazeStateType:
@@ -164,7 +165,7 @@ class MazeEnv(
 
     @override(StructuredEnv)
     def is_actor_done(self) -> bool:
-        return bool(self.step_path.core_env.is_actor_done())
+        return bool(self._simulation.is_actor_done())
 
     @property
     @override(StructuredEnv)

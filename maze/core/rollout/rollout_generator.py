@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -189,7 +188,8 @@ class RolloutGenerator:
             actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
             columns.finish(self.env.actor_ids(), actors)
             # A copy: changes of the columns must not change where the next rollout starts.
-            self._last_observation = copy.deepcopy(columns.next_rows())
+            rows = columns.next_rows()
+            self._last_observation = {key: {name: row.copy() for name, row in rows[key].items()} for key in rows}
         # Which environments do not continue the previous rollout.
         columns.renewed = sorted({*columns.renewed, *self._renewed}.intersection(range(columns.n_envs)))
         self._renewed = []

@@ -13,7 +13,7 @@ import numpy as np
 
 from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
 from maze.core.annotations import override
-from maze.core.env.context import ordered_seeds
+from maze.core.env.batched_core_env import ordered_seeds
 from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_episode_ends, failure, failure_of_acting
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_values import check_in_space
@@ -233,6 +233,7 @@ class RolloutRunner(Runner, ABC):
                     agent.seed(episode_seeds[episode][1])
                 call = "reset"
                 observation = env.reset()
+                actor_id = env.actor_id  # wrappers look it up in the wrapped environment
                 if episode and episode_end_callback is not None:
                     call = ""
                     episode_end_callback()
@@ -241,7 +242,7 @@ class RolloutRunner(Runner, ABC):
                     if render:
                         call = "render"
                         draw_current_state(env)
-                    actor = env.actor_id()
+                    actor = actor_id()
                     call = _ACTING
                     action = act(observation, actor)
                     call = "step"

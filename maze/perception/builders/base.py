@@ -210,7 +210,7 @@ def free_name(name: str, taken: Container[str]) -> str:
     return name
 
 
-def encoded_items_key(observation_key: str) -> str:
+def encoded_key(observation_key: str) -> str:
     """Return the name of the encoded items of a set."""
     return f"{observation_key}_SetAttentionBlock_items"
 

@@ -29,14 +29,7 @@ from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.inference import Candidates, InferenceBlock, network_of
 from maze.perception.blocks.joint_blocks.set_blocks import ItemScoresBlock
 from maze.perception.blocks.output.linear import GaussianOutputBlock, LinearOutputBlock
-from maze.perception.builders.base import (
-    WHERE,
-    BaseModelBuilder,
-    encoded_items_key,
-    free_name,
-    normalized_key,
-    scaled_key,
-)
+from maze.perception.builders.base import WHERE, BaseModelBuilder, encoded_key, free_name, normalized_key, scaled_key
 from maze.perception.models import critics
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
 from maze.perception.weight_init import INITIALIZATIONS, Initialization
@@ -469,7 +462,7 @@ class _ActionHeads:
             blocks[places] = block.apply(self._initialization.layers(initial_norm))
         if settings is not None:
             shapes = {**perception_net.tensor_shapes(), places: (n_units,)}
-            names_of = (encoded_items_key, scaled_key, normalized_key)
+            names_of = (encoded_key, scaled_key, normalized_key)
             known_as = [(*(name_of(key) for name_of in names_of), key) for key in settings["observations"]]
             keys = [*blocks, *(next(key for key in names if key in shapes) for names in known_as), latent]
             in_shapes = [*(shapes[key] for key in keys), *([(n_units,)] if mask else [])]

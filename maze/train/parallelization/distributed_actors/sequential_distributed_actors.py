@@ -13,10 +13,7 @@ from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import LocalPool, env_slices
 from maze.train.parallelization.distributed_actors import env_groups
-from maze.train.parallelization.distributed_actors.distributed_actors import (
-    CollectedBatch,
-    DistributedActors,
-)
+from maze.train.parallelization.distributed_actors.distributed_actors import CollectedBatch, DistributedActors
 from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.parallelization.vector_env.structured_vector_env import checked_seeds, states_for
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces

@@ -446,20 +446,18 @@ class DQN(ReplayTrainer):
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:
         losses = learning.Losses(torch.zeros((), device=self.model.device))
-        errors = torch.zeros(len(batch.terminated), device=self.model.device)
         config, n_step = self.config, None
         buffer: Any = self.workers.replay_buffer  # of arrays
+        errors: list[Tensor] = []
         if config.n_step_returns > 1:
-            steps = (config.n_step_returns, config.gamma, self.model.device)
-            n_step = buffer.columns.n_step_returns(batch.slots, *steps)
+            n_step = buffer.columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
         with torch.no_grad():
             targets = bellman_targets(batch, n_step, config.gamma, self._best_value)
         for position, actor in enumerate(self.actors):
             network, actions = self._networks[position], batch.actions[position]
             choices = [factor.of(actions).long() for factor in network.factors if factor.head in actions]
-            taken = values_of(
-                network.estimates(as_float_tensors(batch.observations[position], self.model.device)), choices
-            )
+            observation = as_float_tensors(batch.observations[position], self.model.device)
+            taken = values_of(network.estimates(observation), choices)
             target = targets[position].unsqueeze(1).expand_as(taken)
             if (weight := batch.acted(position)) is not None:
                 # the placeholder of an action that was not taken may be masked: its value is not finite
@@ -470,17 +468,17 @@ class DQN(ReplayTrainer):
                 taken, target = taken.mean(-1), target.mean(-1)
             else:
                 loss = smooth_l1_loss(taken, target, reduction="none").mean(-1)
-            error = (taken - target).detach().abs().sum(-1)
+            if isinstance(buffer, PrioritizedReplayBuffer):
+                errors.append((taken - target).detach().abs().sum(-1))
             if batch.weights is not None:
                 loss = loss * batch.weights
             losses.add(mean := learning.mean_of(loss, weight))
             if weight is None or bool(weight.any()):
                 losses.report("value_loss", mean, actor.step_key)
                 losses.report("action_value", learning.mean_of(taken.mean(-1), weight), actor.step_key)
-            errors = torch.maximum(errors, error)
         self.stats.add(losses, learning.gradient_step(losses, self.optimizer, config.max_grad_norm))
         if isinstance(buffer, PrioritizedReplayBuffer):
-            buffer.set_errors(batch.slots, errors.cpu().numpy())
+            buffer.set_errors(batch.slots, torch.stack(errors).amax(0).cpu().numpy())
         self.n_batches += 1
         if self.n_batches % config.target_update_interval == 0:
             self._followers.update(config.tau)

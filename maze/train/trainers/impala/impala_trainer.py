@@ -78,8 +78,8 @@ class IMPALA(ActorCritic):
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
         try:
             self.optimizer.tie()  # the optimizer changes these weights in place
-            self.rollout_generator.start()
             self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
+            self.rollout_generator.start()  # the first rollouts have the version that is learned from first
             super().train(n_epochs, **kwargs)
         finally:
             self.rollout_generator.stop()

@@ -342,9 +342,7 @@ class SAC(ReplayTrainer):
         self.optimizers = {
             "policy_optimizer": FlatAdam(policies, lr=config.lr, eps=config.optimizer_eps),
             "critic_optimizer": FlatAdam(critics, lr=config.lr, eps=config.optimizer_eps),
-            "entropy_optimizer": FlatAdam(
-                {"entropy": self.log_alphas}, lr=config.entropy_coef_lr, eps=config.optimizer_eps
-            ),
+            "entropy_optimizer": FlatAdam({"entropy": self.log_alphas}, config.entropy_coef_lr, config.optimizer_eps),
         }
         self._constant_targets = [
             target_entropy(space, {}, config.target_entropy_multiplier)

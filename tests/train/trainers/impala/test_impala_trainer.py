@@ -164,6 +164,16 @@ def test_two_runs_with_the_same_seeds_are_bit_identical():
     assert same(*results)
 
 
+def test_rollouts_of_the_first_policy_have_no_lag():
+    model = make_model(random_walk_env)
+    seeds = {"actor_env_seeds": [1], "actor_agent_seeds": [2], "queue_out_of_sync_factor": 0.0}
+    actors = SubprocDistributedActors(random_walk_env, model.policy, 6, 1, 1, start_method="fork", **seeds)
+    writer = Recorded()
+    register_log_stats_writer(writer)
+    make_trainer(random_walk_env, model, actors, n_epochs=1, epoch_length=1).train()
+    assert writer.seen[ImpalaEvents.policy_lag, "max"] == 0
+
+
 def test_it_trains_with_actors_in_processes_and_ends_them():
     model = make_model(random_walk_env)
     before = weights(model)
@@ -171,7 +181,7 @@ def test_it_trains_with_actors_in_processes_and_ends_them():
     trainer = make_trainer(random_walk_env, model, actors, n_epochs=1, epoch_length=5)
     trainer.train()
     assert actors._groups is None
-    assert actors._tickets.version == 6  # once at the start
+    assert actors._tickets.version == 5  # not at the start
     assert not any(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
     trainer.train()  # once more
     assert trainer.epoch == 2

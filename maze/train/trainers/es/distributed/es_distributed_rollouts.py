@@ -226,11 +226,7 @@ class ESDistributedRollouts(ABC):
 
     @abstractmethod
     def generate_rollouts(
-        self,
-        policy: Policy | TorchModel,
-        max_steps: int | None,
-        noise_stddev: float,
-        normalization_stats: Any,
+        self, policy: Policy | TorchModel, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
         """Yield evaluations of the policy first, and then pairs of perturbed policies without end.
 
