@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from multiprocessing.process import BaseProcess
+from typing import Any
 
 from maze.core.errors import install_command
 
@@ -29,20 +29,16 @@ def main() -> int:
 def _end_in_time(status: int) -> None:
     """End the process if threads or child processes, such as those of an environment, outlive the command."""
     threading.main_thread().join()  # the interpreter then waits for the others
-    children: list[BaseProcess] = []
-    for seconds in (5, 10):
-        time.sleep(seconds)
-        children[:] = (child for child in multiprocessing.active_children() if not child.daemon)
-        left = [f"thread {each.name}" for each in threading.enumerate() if each.is_alive() and not each.daemon]
-        left += [f"process {child.pid} ({child.name})" for child in children]
-        if not left:
-            return
-        what = "ends in 10 s without" if seconds == 5 else "ended without"
-        print(f"maze-run {what} {', '.join(left)}. Environments end theirs in `close`.", file=sys.stderr, flush=True)
-    for child in children:
-        child.kill()
-    sys.stdout.flush()
-    os._exit(status)
+    time.sleep(10)
+    children = multiprocessing.active_children()
+    running: list[Any] = [*threading.enumerate(), *children]
+    if left := [each.name for each in running if each.is_alive() and not each.daemon]:
+        what = f"maze-run ends without {', '.join(left)}, which did not end in 10 s"
+        print(f"{what}. Environments end their threads and processes in `close`.", file=sys.stderr, flush=True)
+        for child in children:
+            child.kill()
+        sys.stdout.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

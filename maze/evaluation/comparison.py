@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.env.context import CONTEXT
+from maze.core.env.batched_core_env import CONTEXT
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.files import aligned, csv_text
 from maze.report.estimates import Estimate, Values, iqm_interval, mean_interval, quantile_interval, tail_contributions
@@ -28,12 +28,10 @@ class PlayedEpisodes:
 
     :param name: Name of the policy.
     :param measures: Values `[n_runs, n_episodes]` by name; an untrained policy counts as one run.
-    :param repeats: Number of episodes of the same instance whose mean each value is.
     """
 
     name: str
     measures: Mapping[str, Values]
-    repeats: int = 1
 
     @classmethod
     def of(cls, name: str, runs: Sequence[Sequence[Mapping[str, float]]]) -> PlayedEpisodes:
@@ -49,8 +47,7 @@ class PlayedEpisodes:
     def by_instance(self, n_instances: int) -> PlayedEpisodes:
         """Average the episodes of each instance, which are not independent; episode `i` has instance `i mod n`."""
         split = {name: values.reshape(len(values), -1, n_instances) for name, values in self.measures.items()}
-        repeats = next(iter(split.values())).shape[1]
-        return PlayedEpisodes(self.name, {name: values.mean(1) for name, values in split.items()}, repeats)
+        return PlayedEpisodes(self.name, {name: values.mean(1) for name, values in split.items()})
 
 
 def marked(name: str, policy: Any) -> str:
@@ -106,12 +103,6 @@ class Comparison:
     def n_episodes(self) -> int:
         """Number of episodes."""
         return int(next(iter(self.played[0].measures.values())).shape[1])
-
-    @property
-    def population(self) -> str:
-        """Number of independent episodes, or of instances, in words."""
-        repeats = self.played[0].repeats
-        return f"{self.n_episodes} {'episodes' if repeats == 1 else f'instances (means of {repeats} episodes each)'}"
 
     @cached_property
     def table(self) -> list[ComparedMeasure]:
@@ -186,7 +177,7 @@ class Comparison:
         for measure in self.measures:
             rows = [(*header, self.improvement_name(measure)), *map(self._cells, self.rows_of(measure))]
             parts += [f"{measure}{self.goal(measure)}", *aligned(rows), ""]
-        parts.append(f"{self.population}, the same for all; * the interval of the difference excludes 0.")
+        parts.append(f"{self.n_episodes} episodes, the same for all; * the interval of the difference excludes 0.")
         return "\n".join(parts)
 
 
@@ -251,7 +242,7 @@ def comparison_page(comparison: Comparison, written: datetime, further: Sequence
     names = [played.name for played in comparison.played]
     return Page(
         title=" / ".join(names) if len(names) <= 4 else f"{len(names)} policies",
-        subtitle=f"{comparison.population}, the same for all policies; differences are from {names[0]}",
+        subtitle=f"{comparison.n_episodes} episodes, the same for all policies; differences are from {names[0]}",
         note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals over episodes and runs; "
         "IQM: mean of the middle half (Agarwal et al. 2021)",
         sections=[page_section("Overview", _overview(comparison)), *further, *_measures(comparison)],

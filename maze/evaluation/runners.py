@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.env.context import GRID, ordered_seeds
+from maze.core.env.batched_core_env import GRID, ordered_seeds
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
@@ -178,6 +178,7 @@ class ComparisonRunner(EvaluationRunner):
             played = [self._played(name, entries, progress) for name, entries in runs.items()]
         self._episodes = Comparison(played)
         if self._repeats > 1:
+            print(f"The {self._repeats} episodes of an instance count as one: their mean.", flush=True)
             played = [each.by_instance(self._n_instances) for each in played]
         self.comparison = self._compared(played)
         print(self._text(self.comparison), flush=True)

@@ -124,9 +124,9 @@ class RolloutPolicy(Policy):
     ) -> None:
         self.horizon = None if horizon is None else whole_number("policy.horizon", horizon, at_least=1)
         is_time = isinstance(budget, str) and not budget.strip().isdigit()
-        is_count = budget is not None and not is_time
+        count: Any = None if is_time else int(budget) if isinstance(budget, str) else budget
         self.budget = (
-            whole_number("policy.budget", int(budget or 0), at_least=1) if is_count else None,
+            None if count is None else whole_number("policy.budget", count, at_least=1),
             duration("policy.budget", budget) if is_time else None,
         )
         """Simulated decisions and seconds, one of which is `None`."""
@@ -455,7 +455,9 @@ def value_function(value: Any, where: str) -> Value | None:
     if not callable(value) or isinstance(value, str):
         found = None if isinstance(value, str) else Factory(object).instantiate(value, config_path=where)
     if not callable(found):
-        raise ConfigError(f"{where}: expected a function or null, found {value!r}.")
+        raise ConfigError(
+            f"{where}: expected a function, the `_target_` of a callable object, or null; found {value!r}."
+        )
     return lambda group: found(group.stacked(), group.actor_id)
 
 

@@ -311,6 +311,7 @@ def test_a_deployment_plans_for_reported_states() -> None:
     [
         ({"budget": "soon"}, "a time such as 50ms"),
         ({"budget": 0}, "policy.budget"),
+        ({"budget": 2.5}, "policy.budget: expected a whole number of at least 1, found 2.5"),
         ({"scenarios": 0}, "policy.scenarios"),
         ({"horizon": 0}, "policy.horizon"),
         ({"candidates": 1}, "policy.candidates"),

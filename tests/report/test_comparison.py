@@ -348,7 +348,7 @@ def test_repeated_instances_count_once(capsys: pytest.CaptureFixture[str]) -> No
     for once, often in zip(*rows, strict=True):
         assert once[:2] == often[:2]
         np.testing.assert_allclose(*([float(cell or 0) for cell in row[2:]] for row in (once, often)), rtol=1e-9)
-    assert "5 instances (means of 3 episodes each), the same for all" in capsys.readouterr().out
+    assert "The 3 episodes of an instance count as one: their mean." in capsys.readouterr().out
     assert main([*command, "runner.risk=0.2"]) == 1
     assert "runner.risk: the episodes of an instance are not independent" in capsys.readouterr().err
     gate = [f"baseline={{{rule}: MWKR}}", f"candidate={{{rule}: MWKR}}", "runner.n_episodes=200"]

@@ -141,6 +141,17 @@ def test_a_resumed_run_continues_the_run_of_the_tracker(tmp_path: Path) -> None:
     assert tracker.calls[-1][1] is None
 
 
+def test_a_run_is_continued_after_a_resume_in_which_the_tracker_failed(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    tracked(OwnTracker(), tmp_path / "a")
+    with pytest.raises(RuntimeError, match="no begin"):
+        tracked(OwnTracker("begin"), tmp_path / "b", tmp_path / "a")
+    tracker = OwnTracker()
+    tracked(tracker, tmp_path / "c", tmp_path / "b")
+    assert tracker.calls[0][1] == "first"
+
+
 def configured(**arguments: Any) -> dict[str, Any]:
     return {"own": {"_target_": OwnTracker, **arguments}}
 

@@ -127,12 +127,11 @@ def recorded(
         if record_actions:
             env = ActionRecordingWrapper.wrap(env, output_dir=ACTION_RECORD_DIR)
         if record_parquet:
-            stated = None
+            env = ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR)
             if sampling is not None:
                 from maze.core.agent.action_distribution import propensities  # imports torch
 
-                stated = partial(propensities, sampling, action_spaces=env.action_spaces_dict)
-            env = ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR, propensities=stated)
+                env.propensities = partial(propensities, sampling, action_spaces=env.action_spaces_dict)
         yield env, recorder
 
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.annotations import override
-from maze.core.env.batched_core_env import BatchedCoreEnv
+from maze.core.env.batched_core_env import BatchedCoreEnv, InstanceSource
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.context import InstanceSource
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID
@@ -78,7 +77,8 @@ class Search:
         with suppress(NotImplementedError, EnvironmentContractError):  # its future cannot be replaced
             if has_chance(env):
                 raise ConfigError(
-                    f"best_of={self.best_of}: the environment is stochastic, so that the best of several plays of the "
+                    f"{f'starts={self.starts}' if self.starts else f'best_of={self.best_of}'}: "
+                    f"the environment is stochastic, so that the best of several plays of the "
                     "same seed is chosen with hindsight. Use policy=rollout to plan, or clairvoyant=true for the upper "
                     "bound."
                 )

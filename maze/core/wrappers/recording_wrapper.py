@@ -226,21 +226,17 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     :param env: Environment to record.
     :param output_dir: Directory of the files.
-    :param propensities: Returns the probabilities (densities) of the actions of an episode; `None`: they are unknown.
     :raises ConfigImportError: pyarrow is missing.
     """
 
     keeps_observations_and_actions = True
     records_only = True
 
-    def __init__(
-        self,
-        env: MazeEnv[Any],
-        output_dir: str | Path = "trajectory_parquet",
-        propensities: Callable[[Sequence[SpacesRecord]], np.ndarray | None] | None = None,
-    ) -> None:
+    propensities: Callable[[Sequence[SpacesRecord]], np.ndarray | None] | None = None
+    """Returns the probabilities (densities) of the actions of an episode; `None`: they are unknown."""
+
+    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "trajectory_parquet") -> None:
         super().__init__(env)
-        self._propensities = propensities
         self._directory: Path | None = Path(output_dir).absolute()
         self._interfaces: tuple[type[Any], ...] = ()
         self._columns = self._described_columns()
@@ -278,7 +274,7 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if not rows or self._directory is None or self.env.context.is_copied:
             return
         episode_id = str(self.env.get_episode_id())
-        known = None if self._propensities is None else self._propensities([row.record for row in rows])
+        known = None if self.propensities is None else self.propensities([row.record for row in rows])
         for row, propensity in zip(rows, [] if known is None else known.tolist(), strict=False):
             row.record.info[PROPENSITY] = propensity
         log = getattr(self.env, "get_episode_event_log", None) if rows[-1].record.done else None
