@@ -198,17 +198,15 @@ class _Pooling(torch.autograd.Function):
         weights = (valid / n_valid.clamp(min=1)).to(features.dtype)
         excluded = torch.zeros_like(weights).masked_fill_(~valid, torch.finfo(features.dtype).min)
         lowered = (features + each.unsqueeze(-1) for each in excluded.unbind(-2))
-        is_wide = features.shape[-1] >= _WIDE
-        highest = [(each.amax(-2), each) if is_wide else each.max(-2) for each in lowered]
+        highest = [(each.amax(-2), each) if each.shape[-1] >= _WIDE else each.max(-2) for each in lowered]
         maxima = torch.stack([values for values, _ in highest], dim=-2).masked_fill(n_valid == 0, 0.0)
         return torch.stack([weights @ features, maxima], dim=-2), weights, [places for _, places in highest]
 
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor]:
         result, weights, places = _Pooling.compute(features, valid)
-        if places[0].is_floating_point():
-            places = [each.eq_(value) for each, value in zip(places, result[..., 1:, :].unbind(-3), strict=True)]
-        ctx.save_for_backward(weights, *places)
+        pairs = zip(places, result[..., 1:, :].unbind(-3), strict=True)
+        ctx.save_for_backward(weights, *(one.eq_(value) if one.is_floating_point() else one for one, value in pairs))
         return (result,)
 
     @staticmethod
@@ -218,10 +216,10 @@ class _Pooling(torch.autograd.Function):
         of_features = weights.transpose(-1, -2) @ of_means
         of_maxima = (of_maxima * weights.any(-1, keepdim=True)).unsqueeze(-2)
         for place, of_highest in zip(places, of_maxima.unbind(-3), strict=True):
-            if place.is_floating_point():
-                of_features.addcmul_(place, of_highest / place.sum(-2, keepdim=True).clamp_(min=1.0))
-            else:
+            if place.dtype is torch.int64:
                 of_features.scatter_add_(-2, place.unsqueeze(-2), of_highest)
+            else:
+                of_features.addcmul_(place, of_highest / place.sum(-2, keepdim=True).clamp_(min=1.0))
         return of_features, None
 
 
