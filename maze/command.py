@@ -11,6 +11,9 @@ from typing import Any
 
 from maze.core.errors import install_command
 
+# Uploads and simulators that end by themselves have this long.
+_GRACE_SECONDS = 30
+
 
 def main() -> int:
     """Run :func:`maze.maze_cli.main` with the arguments of the process; return its exit status."""
@@ -29,11 +32,11 @@ def main() -> int:
 def _end_in_time(status: int) -> None:
     """End the process if threads or child processes, such as those of an environment, outlive the command."""
     threading.main_thread().join()  # the interpreter then waits for the others
-    time.sleep(10)
+    time.sleep(_GRACE_SECONDS)
     children = multiprocessing.active_children()
     running: list[Any] = [*threading.enumerate(), *children]
     if left := [each.name for each in running if each.is_alive() and not each.daemon]:
-        what = f"maze-run ends without {', '.join(left)}, which did not end in 10 s"
+        what = f"maze-run ends without {', '.join(left)}, which did not end in {_GRACE_SECONDS} s"
         print(f"{what}. Environments end their threads and processes in `close`.", file=sys.stderr, flush=True)
         for child in children:
             child.kill()

@@ -51,7 +51,7 @@ DIRECTORY = "improvement"
 HEURISTIC_SHARE, PLANNING_SHARE, PPO_SHARE, LARGE_PPO_SHARE = 0.05, 0.15, 0.1, 0.3
 """Shares of the budget: at most, for the common episodes of the heuristic and of each rollout policy; for PPO after
 another training run, which gets the rest: where planning is shown to be better than the heuristic, and where not."""
-# Shares of the budget that are reserved for the confirmation, which also gets what is left: while there is no
+# Shares of the budget that are reserved for the confirmation, which also gets the remaining time: while there is no
 # candidate; at most; and at most where a candidate needs them for the fewest episodes of a confirmation.
 _LEAST_CONFIRMATION, _MOST_CONFIRMATION, _SLOW_CONFIRMATION = 0.15, 0.4, 0.65
 LEAST_EPISODES = 20
@@ -152,7 +152,10 @@ class Rung:
 
 
 def candidates_of(rungs: Sequence[Rung]) -> list[Rung]:
-    """Return the policies whose mean return is larger than that of the first one, the best of them first."""
+    """Return the policies whose mean return is larger than that of the first one, the best of them first.
+
+    :param rungs: Evaluated policies, the heuristic first.
+    """
 
     def mean(rung: Rung) -> float:
         return float(rung.played.measures[RETURN].mean())
@@ -214,7 +217,11 @@ class Improvement:
         return self.recommended.policy
 
     def differences(self, name: str) -> tuple[Estimate, Estimate]:
-        """Return the differences of the return from the heuristic's, in the common and in further episodes."""
+        """Return the differences of the return from the heuristic's, in the common and in further episodes.
+
+        :param name: A policy with a gate, see `gates`.
+        :raises KeyError: There is no such policy.
+        """
         common, further = (each.rows_of(RETURN) for each in (self.comparison, self.gates[name].comparison))
         found = next(row for row in common if row.policy == name).difference, further[1].difference
         assert found[0] is not None
@@ -335,8 +342,8 @@ class _TimedPolicy(Policy):
 class ImproveRunner(runners.EvaluationRunner):
     """Improve a heuristic within a budget, and recommend the best policy that is confirmed to be better.
 
-    The policies: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if there is
-    chance in the environment, `self_labelling` otherwise); a rollout policy with the trained policy as base; PPO,
+    The policies: the heuristic; a rollout policy with it as base; a policy that is trained from it (`dcl` if the
+    environment is stochastic, `self_labelling` otherwise); a rollout policy with the trained policy as base; PPO,
     warm-started by cloning the heuristic. All play the same episodes, whose seeds training does not use. Where planning
     is slow, there are fewer episodes (at least 20). Candidates with a better mean return are confirmed by the gate
     against the heuristic in further episodes, the best first, until one passes. A policy that cannot be built, trained
@@ -344,10 +351,10 @@ class ImproveRunner(runners.EvaluationRunner):
     directories below.
 
     :param policy: The heuristic, or its configuration.
-    :param budget: Wall time of everything: seconds, or a text such as `10min`.
+    :param budget: Wall time of the command: seconds, or a text such as `10min`.
     :param n_episodes: Number of common episodes at most; the confirmation has at most five times as many.
     :param horizon: Environment steps that planning simulates; `None`: chosen by measurements.
-    :param value: What is still to come at the horizon, for planning with the heuristic (see `policy=rollout`).
+    :param value: Estimate of the return after the horizon, for planning with the heuristic (see `policy=rollout`).
     :param n_processes: Worker processes of rollout policies.
     :param minimize: KPIs for which less is better. The gate also judges these.
     :param maximize: KPIs for which more is better, likewise.
@@ -780,7 +787,7 @@ def improve(
 
     :param run: The run; it is not trained.
     :param heuristic: The policy, its class or its configuration.
-    :param budget_s: Wall time of everything in seconds.
+    :param budget_s: Wall time of the call in seconds.
     :param given: Arguments of the `RunContext` for training runs.
     :param settings: Further arguments of :class:`ImproveRunner`.
     :param run_context: The class of run contexts.

@@ -274,7 +274,7 @@ class RunContext:
         runs have its environment, wrappers, model and overrides; those of the algorithm, where it is the same.
 
         :param heuristic: The policy, its class or its configuration.
-        :param budget_s: Wall time of everything in seconds.
+        :param budget_s: Wall time of the call in seconds.
         :param settings: Further arguments of :class:`~maze.api.improve.ImproveRunner`, such as `n_episodes`, `horizon`,
             `minimize`, `maximize` or `overrides`.
         :return: The result, with `policy` (the recommended one), `recommended`, `rungs` and `comparison`.

@@ -34,7 +34,13 @@ class InvalidSpecificationError(RunContextError, ConfigError):
 
 
 def check_names(call: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise an error if a call has an unknown argument."""
+    """Raise an error if a call has an unknown argument.
+
+    :param call: Name of the call, for the message.
+    :param given: Names of the given arguments.
+    :param known: Names of all arguments.
+    :raises InvalidSpecificationError: A given name is unknown.
+    """
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known)

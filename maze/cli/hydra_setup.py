@@ -38,7 +38,7 @@ class FlagParser(argparse.ArgumentParser):
     """Parse the arguments of a flag of `maze-run`. Options that are not given are not attributes of the result.
 
     :param flag: The flag.
-    :param description: What it does.
+    :param description: Purpose of the flag.
     """
 
     def __init__(self, flag: str, description: str) -> None:

@@ -1,4 +1,4 @@
-"""Annotations that say something to readers and to tools, and cost nothing when the code runs."""
+"""Annotations for readers and tools, without cost at run time."""
 
 from __future__ import annotations
 

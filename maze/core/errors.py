@@ -16,12 +16,12 @@ class MazeError(Exception):
     """Common base: the command line prints it as one message, without a traceback."""
 
     exit_status: int = 1
-    """What a command that it ends gives back."""
+    """Exit status of a command that ends with this error."""
     row: int | None = None
-    """Where one row of a batch is to blame: which."""
+    """Index of the faulty row of a batch; `None`: no single row."""
 
     def remark(self, text: str) -> None:
-        """Return a remark for the end of the message."""
+        """Append a line to the message."""
         self.args = (f"{self}\n{text}",)
 
 
@@ -75,7 +75,12 @@ def first_line(error: BaseException) -> str:
 
 
 def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> ConfigError:
-    """Build an error that names the unknown key, the known ones and the closest of them."""
+    """Build an error that names the unknown key, the known ones and the closest of them.
+
+    :param what: Beginning of the message: the kind and the place of the key.
+    :param key: The unknown key.
+    :param known: The known keys.
+    """
     known = list(known)
     names = ", ".join(repr(name) for name in known) or "none"
     return ConfigError(f"{what} {key!r} is unknown.{did_you_mean(key, known)} Known: {names}.")
@@ -94,7 +99,7 @@ def optional_package(name: str, extra: str, need: str) -> Any:
 
     :param name: Its import path.
     :param extra: The extra that installs it.
-    :param need: Text of the error: what needs it.
+    :param need: Beginning of the error message: the feature that needs the module.
     :raises ConfigImportError: It cannot be imported; the message has the command that installs it.
     """
     try:
@@ -106,9 +111,9 @@ def optional_package(name: str, extra: str, need: str) -> Any:
 def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> str:
     """Return a sentence (after a blank) with the known name that was probably meant; empty where none is similar.
 
-    :param wrong: What was found.
-    :param known: What there is.
-    :param form: The place of the name in the whole that is shown, for instance `algorithm.{}`.
+    :param wrong: The unknown name.
+    :param known: The known names.
+    :param form: Format of the name in the sentence, for instance `algorithm.{}`.
     """
     close = closest(wrong, known)
     return "" if close is None else f" Did you mean `{form.format(close)}`?"

@@ -25,7 +25,11 @@ class ProbabilityDistribution(ABC):
 
     @abstractmethod
     def log_prob(self, actions: Any) -> Any:
-        """Return the log-probability (density for continuous actions), joint over all components of an action."""
+        """Return the log-probability (density for continuous actions), joint over all components of an action.
+
+        :param actions: Actions `[..., *space.shape]`; of joint distributions, those of each part.
+        :return: `[...]`.
+        """
 
     @abstractmethod
     def entropy(self) -> Any:
@@ -33,7 +37,10 @@ class ProbabilityDistribution(ABC):
 
     @abstractmethod
     def kl(self, other: Any) -> Any:
-        """Return the Kullback-Leibler divergence KL(self || other)."""
+        """Return the Kullback-Leibler divergence KL(self || other).
+
+        :param other: A distribution of the same class and space.
+        """
 
     @abstractmethod
     def sample(self) -> Any:
@@ -45,7 +52,7 @@ class ProbabilityDistribution(ABC):
 
     @abstractmethod
     def deterministic_sample(self) -> Any:
-        """Return the most likely action, or the mean where that is more sensible."""
+        """Return the deterministic action `[..., *space.shape]`: the mode, or the mean where the class documents it."""
 
     def joint_entropy(self) -> Any:
         """Return the entropy of each element of the batch, unlike :meth:`entropy` where that one is reduced further."""

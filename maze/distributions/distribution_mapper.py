@@ -95,7 +95,7 @@ class DistributionMapper:
     def describe_head(self, action_head: str) -> HeadDescription | None:
         """Return the distribution of an action head as data, for sampling without torch.
 
-        :return: None where only the distribution itself knows: subclasses of the usual ones, and all others.
+        :return: `None` where only the distribution itself can sample: subclasses of the usual ones, and all others.
         """
         distribution, space = self.distribution_class(action_head), self.action_space.spaces[action_head]
         if distribution not in _DESCRIBED:
@@ -111,7 +111,11 @@ class DistributionMapper:
         return description
 
     def required_logits_shape(self, action_head: str) -> Sequence[int]:
-        """Return the shape of the logits of an action head, without batch dimensions."""
+        """Return the shape of the logits of an action head, without batch dimensions.
+
+        :param action_head: Name of the head.
+        :raises ConfigError: There is no such head.
+        """
         if action_head not in self._distributions:
             raise unknown_key_error("action head", action_head, self._distributions)
         return self._logits_shapes[action_head]
@@ -121,6 +125,7 @@ class DistributionMapper:
     ) -> ProbabilityDistribution:
         """Return the distribution of one action head.
 
+        :param action_head: Name of the head.
         :param logits: `[..., *required_logits_shape(action_head)]`.
         :param temperature: Below 1 sharpens the distribution, above 1 flattens it.
         :raises ConfigError: The logits have another shape than the distribution needs.
@@ -143,6 +148,7 @@ class DistributionMapper:
         """Return the joint distribution of the action heads that logits are given for.
 
         :param logits_dict: Logits by head, `[..., *logits_shape]`.
+        :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
         """
         return DictProbabilityDistribution(
             {head: self.action_head_distribution(head, logits, temperature) for head, logits in logits_dict.items()}

@@ -189,7 +189,7 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
     """Refuse logits that cannot be sampled from.
 
     :param logits: `[batch, ...]`.
-    :param sizes: How they split into categorical choices; empty for other distributions.
+    :param sizes: Number of logits of each categorical choice; empty for other distributions.
     :param head: Name of the action head.
     :param where: Of the network that gave them, for messages.
     :raises NonFiniteError: One is NaN or infinite; minus infinity masks a choice.
@@ -293,7 +293,7 @@ def most_probable(factors: Sequence[Array], n_best: int | None) -> list[tuple[tu
     The k best combinations are made of the k best choices of each factor.
 
     :param factors: Probabilities `[n_choices]` of each.
-    :param n_best: How many at most; None: all.
+    :param n_best: Maximum number of actions; `None`: all.
     """
     chosen, probabilities = np.empty((1, 0), np.int64), np.ones(1)
     for factor in factors:
@@ -313,7 +313,7 @@ def ranked_actions(
 
     :param heads: The heads.
     :param logits: Of one observation, `[n_logits]` by head.
-    :param n_best: How many at most; None: all.
+    :param n_best: Maximum number of actions; `None`: all.
     :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
     :return: Actions by head, with their probabilities.
     :raises ConfigError: A head is continuous.

@@ -35,6 +35,7 @@ class TorchProbabilityDistribution(ProbabilityDistribution, Generic[T], ABC):
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
         """Return the shape of the logits, without batch dimensions.
 
+        :param action_space: Space of the actions.
         :raises ConfigError: The distribution does not suit the space.
         """
 
@@ -77,6 +78,7 @@ class ReparameterisedDistribution(TorchProbabilityDistribution[T], ABC):
     def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample actions with gradients with respect to the logits, and return them with their log-probabilities.
 
+        :param generator: Source of the noise; `None`: torch's global generator.
         :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
         """
 

@@ -312,7 +312,7 @@ def intervals_figure(
     :param title: Caption.
     :param rows: Names and estimates.
     :param dots: Values of the episodes of each row, `[n]`, possibly none.
-    :param line: Where a vertical line is drawn; `None`: nowhere.
+    :param line: Position of a vertical line; `None`: no line.
     """
     values = np.concatenate([*dots, [end for _, estimate in rows for end in estimate], [] if line is None else [line]])
     values = values[np.isfinite(values)]

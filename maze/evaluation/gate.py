@@ -108,7 +108,7 @@ def tail_thresholds(thresholds: Mapping[str, Threshold], config: Mapping[str, An
     """Add a threshold of the CVaR, `<measure>_cvar`, with the goal and the margin of its measure, to each threshold.
 
     :param thresholds: Thresholds by measure.
-    :param config: What is configured; a CVaR in it stays as configured.
+    :param config: Configured thresholds; those of a CVaR stay as configured.
     """
     tails = {
         tail_name(name): replace(each, limit=None, range=None)

@@ -130,7 +130,7 @@ def _considered(policy: Policy, env: Any, observation: Any, actor: ActorID, acti
 
 
 def _planned(policy: Policy) -> list[dict[str, Any]]:
-    """Return what a rollout policy found about the candidates of its latest decision, best first."""
+    """Return the estimates of a rollout policy for the candidates of its latest decision, best first."""
     found = getattr(policy, "last_decision", None)
     if found is None:
         return []

@@ -255,7 +255,7 @@ class InspectionRunner(EvaluationRunner):
     :param policies: As for :class:`ComparisonRunner`. The first policy acts. The others compute actions for the same
         observations, with the wrappers of the first policy.
     :param n_episodes: Number of episodes to choose from.
-    :param choose: Which of them is shown, by its return: `best`, `worst` or `median`.
+    :param choose: The episode to show, by its return: `best`, `worst` or `median`.
     :param video: File for a video of the episode, `.mp4` or `.gif`; `None`: none.
     :param frames_per_second: Steps per second of the video.
     :param gamma: Discount factor of temporal-difference errors; `None`: that of the run, by default 0.99.
@@ -455,7 +455,7 @@ def names_of(key: str, given: str | Sequence[str] | None) -> list[str]:
 
     :param key: Their key in the configuration.
     :param given: The names.
-    :raises ConfigError: They are something else.
+    :raises ConfigError: They are not names.
     """
     if not isinstance(given, str | Sequence | None):
         raise ConfigError(f"{key}: expected a name, or a list of names, found {given!r}.")

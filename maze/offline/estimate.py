@@ -1,4 +1,4 @@
-"""Estimates of what policies would have achieved in logged episodes, with intervals, or a reason why there are none.
+"""Estimates of the returns of policies in logged episodes, with intervals, or a reason why there are none.
 
 Arrays of the estimators are `[n_episodes, horizon]`, a column for each decision; behind the end of an episode ratios
 are 1 and everything else is 0. `rewards` are discounted to the start of the episode (`gamma**t * r_t`), and so are the
@@ -87,7 +87,7 @@ def doubly_robust(logged: Logged, weights: Array) -> Array:
 
 
 def doubly_robust_terms(logged: Logged) -> Array:
-    """Return what each episode contributes to the doubly robust estimate, `[n_episodes]`."""
+    """Return the contribution of each episode to the doubly robust estimate, `[n_episodes]`."""
     return np.asarray(logged.v[:, 0] + (cumulative_ratios(logged.ratios) * _errors(logged)).sum(1))
 
 
@@ -294,7 +294,7 @@ class Weighting:
 
 
 def _lacking(ratios: Array) -> float:
-    """Return what the mean of ratios lacks to 1, beyond two standard errors."""
+    """Return by how much the mean of ratios is below 1, less two standard errors; at least 0."""
     return max(0.0, 1.0 - float(ratios.mean()) - 2.0 * float(ratios.std() / np.sqrt(len(ratios))))
 
 

@@ -79,7 +79,7 @@ def convert_to_torch(
     """Convert arrays and numbers, anywhere in dictionaries, lists and tuples, to tensors.
 
     :param stats: Any structure; what is neither array, number nor tensor stays as it is.
-    :param device: Where the tensors go; `None` leaves tensors where they are.
+    :param device: Device of the tensors; `None`: unchanged.
     :param cast: Their dtype; `None` keeps it.
     :param in_place: Replace the items of dictionaries and lists instead of building new ones. The string `try` does
         so where the structure allows it.

@@ -25,7 +25,7 @@ class SingleState(NamedTuple):
     """A decision in a single environment.
 
     :param env: The environment; it is not stepped.
-    :param observation: What its actor observes.
+    :param observation: Observation of its actor.
     """
 
     env: Any
@@ -75,7 +75,7 @@ Actions = Mapping[str, np.ndarray] | Sequence[Mapping[str, Any]]
 
 
 class Branches(ABC):
-    """Copies of environments that are stepped side by side, each in a scenario: a future that chance may bring.
+    """Copies of environments that are stepped side by side, each in a scenario: one realisation of the random future.
 
     Branches of the same scenario share their random numbers. With arrays they do so step by step; a single
     environment draws from one generator per scenario, which stays common as long as siblings draw equally often.
@@ -112,8 +112,8 @@ class Branches(ABC):
     def continue_from(self, other: Branches, rows: np.ndarray) -> None:
         """Take over branches of another object with their returns; one may be taken over many times.
 
-        :param other: Branches of the same environment, not this object. All have the same new future: for environments
-            without chance.
+        :param other: Branches of the same environment, not this object. All have the same new future: for deterministic
+            environments.
         :param rows: Indices of its branches, `[n_rows]`.
         """
         self.fork(other.states(), rows, np.zeros(len(rows), np.int64), seed=0)
@@ -163,7 +163,7 @@ class Branches(ABC):
 
 
 class ArrayBranches(Branches):
-    """Branches in the rows of a simulation that is written for many.
+    """Branches in the rows of a vectorised simulation.
 
     :param make: Makes the simulation for a number of environments.
     :param gamma: Discount factor.
@@ -348,10 +348,10 @@ class SingleBranches(Branches):
 
 
 def chance_in(env: Any, where: str) -> bool:
-    """Return whether there is chance in an environment of which copies are made.
+    """Return whether an environment of which copies are made is stochastic.
 
     :param env: The environment; it is left as it is.
-    :param where: What needs the copies, for messages.
+    :param where: The component that needs the copies, for messages.
     :raises ConfigError: It cannot be copied, or copies cannot get new futures.
     """
     try:
@@ -391,7 +391,7 @@ def simulation_of(env: Any) -> tuple[BatchedMazeEnv, int | None] | None:
 
 
 def stack_of(env: Any) -> list[Any]:
-    """Return the wrappers of an environment that agents notice, the environment itself last."""
+    """Return the wrappers of an environment except recorders, and the environment itself as the last entry."""
     layers = [without_recorders(env)]
     while layers[-1].env is not layers[-1].core_env:
         layers.append(layers[-1].env)

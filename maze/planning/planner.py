@@ -1,7 +1,7 @@
 """Values of actions by simulation: common random numbers, paired differences, sequential halving.
 
-The planner knows states, candidate actions and returns, and neither policies nor configurations: a policy that acts,
-labels for learning and batches of states all use it.
+The planner depends on states, candidate actions and returns, not on policies or configurations: rollout policies,
+labels for learning and batches of states use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from maze.planning.branches import Actions, Branches, Group
 
 _MIN_SCENARIOS = 2
-# Scenarios of the first round: few say nothing about the spread; two show that chance makes no difference.
+# Scenarios of the first round: few do not estimate the spread; two show that randomness makes no difference.
 _ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
 # Scenarios from which on the base policy's action is replaced: fewer miss rare losses, so that their intervals are
 # too narrow.
@@ -72,7 +72,7 @@ class BranchSimulator:
     :param branches: Copies of the environment.
     :param act: The base policy: chooses the actions of a group.
     :param horizon: Environment steps, the one of the first action included; `None`: to the end of the episode.
-    :param value: What is still to come at the horizon, `[n_rows]` of a group; `None`: nothing.
+    :param value: Estimate of the return after the horizon, `[n_rows]` of a group; `None`: 0.
     """
 
     def __init__(
@@ -215,17 +215,17 @@ class ActionValues:
 class Planner:
     """Compare actions by simulation.
 
-    In each round the candidates of a decision meet new scenarios, the same for all; then the worse half goes, judged by
-    the mean paired difference from the base policy's action (sequential halving, Karnin et al. 2013), and the number of
-    scenarios doubles. A decision is over when what is left is shown to be better or worse than the base's action, or
-    when the scenarios or the budget are used up.
+    In each round the candidates of a decision are simulated in new scenarios, the same for all. Then the worse half is
+    dropped, by the mean paired difference from the base policy's action (sequential halving, Karnin et al. 2013), and
+    the number of scenarios doubles. A decision ends when the remaining candidate is shown to be better or worse than
+    the base's action, or when the scenarios or the budget are exhausted.
 
     :param simulate: Simulates branches.
     :param scenarios: Scenarios of a candidate at most.
     :param confidence: Of the intervals of all candidates of a decision together.
     :param decisions: Budget of simulated decisions for each state; `None`: no limit.
     :param seconds: Budget of seconds for each state; `None`: no limit. Results then depend on the machine.
-    :param chance: Whether to expect chance: without it, two scenarios are enough if they do not differ.
+    :param chance: Whether the environment is stochastic: otherwise two scenarios suffice if they do not differ.
     :param length: Decisions of a branch, as long as none has been simulated; `None`: unknown.
     :param is_for_each: The confidence is that of each candidate by itself: for labels, whose errors average out.
     """
@@ -256,7 +256,7 @@ class Planner:
         :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
         """
         least = min(_SCENARIOS_TO_REPLACE if self._chance else _ROUND_WITHOUT, self.scenarios)
-        # Bonferroni: the best of many looks better by chance
+        # Bonferroni: the best of many estimates is biased upwards
         n_intervals = [1 if self._is_for_each else max(1, len(actions) - 1) for actions in candidates]
         trials = [
             _Trial(row, actions, 1.0 - (1.0 - self.confidence) / n_intervals[row], least)
@@ -290,7 +290,7 @@ class Planner:
     def _affordable(self, left: float, unit: str, n_rows: int) -> int:
         """Return scenarios that a budget allows.
 
-        :param left: What is left of the budget.
+        :param left: Remaining budget.
         :param unit: `decisions` or `seconds`.
         :param n_rows: Branches of each scenario.
         """
@@ -304,7 +304,7 @@ class Planner:
         return n_scenarios
 
     def _sample(self, source: Any, trials: Sequence[_Trial], n_used: int, n_new: int, seed: int | None) -> None:
-        """Simulate new scenarios for what is left of each decision."""
+        """Simulate new scenarios for the remaining candidates of each decision."""
         rows = [trial.row for trial in trials for _ in (0, *trial.left)]
         actions = [trial.actions[candidate] for trial in trials for candidate in (0, *trial.left)]
         scenarios = np.tile(np.arange(n_used, n_used + n_new), len(rows))
@@ -339,8 +339,8 @@ class _Trial:
     def add(self, of_base: np.ndarray, of_left: np.ndarray) -> None:
         """Take over returns in new scenarios.
 
-        :param of_base: Those of the base's action, `[n_scenarios]`.
-        :param of_left: Those of the candidates that are left, `[n_left, n_scenarios]`.
+        :param of_base: Returns of the base's action, `[n_scenarios]`.
+        :param of_left: Returns of the remaining candidates, `[n_left, n_scenarios]`.
         """
         differences = of_left - of_base
         if not self._n[0]:
@@ -362,7 +362,7 @@ class _Trial:
         self.is_over = not self.left or is_shown or self._is_certain()
 
     def result(self) -> ActionValues:
-        """Return what is known."""
+        """Return the current estimates."""
         means, spread = self._means(), self._spread()
         spread[0] = 0.0
         better = [index for index in self.left if self._is_better(index, means, spread)]
@@ -386,7 +386,7 @@ class _Trial:
         return spread
 
     def _is_certain(self) -> bool:
-        """Return whether chance has made no difference in enough scenarios: further ones would change nothing."""
+        """Return whether enough scenarios have equal returns: further ones would not change the result."""
         n_left = self._n[0]
         if n_left < self._least or self._base_low != self._base_high:
             return False

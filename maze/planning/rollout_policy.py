@@ -1,4 +1,4 @@
-"""Rollout policy: simulates the candidates of every decision and takes the best, or what a base policy would do."""
+"""Rollout policy: simulates the candidates of every decision and takes the best one or the action of a base policy."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ CANDIDATES = 64
 """Candidates of a decision at most, by default."""
 _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
-# Share of the decisions whose gain by horizon is measured: many episodes say more than neighbouring decisions.
+# Share of the decisions whose gain by horizon is measured: neighbouring decisions of an episode are correlated.
 _SIMULATED_SHARE = 0.2
 # Parts of the branches for each worker process: branches take uneven time, and a free process takes the next part.
 _PARTS = 4
 
 Value = Callable[[branches.Group], np.ndarray]
-"""Estimates what is still to come in a group of branches, `[n_rows]`."""
+"""Estimate of the return after the horizon for a group of branches, `[n_rows]`."""
 
 
 Event = TypeVar("Event", bound=Callable[..., None])
@@ -54,20 +54,20 @@ def _summed(event: Event) -> Event:
 
 
 class PlanningEvents(ABC):
-    """What a rollout policy does."""
+    """Statistics of rollout policies."""
 
     @_summed
     def simulated_decisions(self, count: int) -> None:
         """Branches took decisions.
 
-        :param count: How many.
+        :param count: Number of decisions.
         """
 
     @_summed
     def seconds(self, value: float) -> None:
         """A decision was planned.
 
-        :param value: How long it took.
+        :param value: Duration in seconds.
         """
 
     @_summed
@@ -81,7 +81,7 @@ class PlanningEvents(ABC):
     def clairvoyant(self, decisions: int) -> None:
         """A decision was planned with the true future of the episode, as no policy can.
 
-        :param decisions: One.
+        :param decisions: Number of decisions, 1.
         """
 
 
@@ -100,11 +100,11 @@ class RolloutPolicy(Policy):
     :param candidates: Candidates of a decision at most. With continuous actions they are samples of the base policy.
     :param gamma: Discount factor of the simulated returns.
     :param confidence: Of the intervals that show a candidate to be better.
-    :param value: What is still to come at the horizon: `critic` (of the training run that the base comes from), a
-        function of observations `[n, ...]` and the actor (or its configuration), or `None`: nothing.
-    :param n_processes: Worker processes; used where the simulation is not written for many.
+    :param value: Estimate of the return after the horizon: `critic` (of the training run that the base comes from), a
+        function of observations `[n, ...]` and the actor (or its configuration), or `None`: 0.
+    :param n_processes: Worker processes; used where the simulation is not vectorised.
     :param clairvoyant: Plan with the true future of the episode, as no policy can: an upper bound, marked in tables.
-    :param action_spaces_dict: Action spaces of the environment, for base policies that ask for them.
+    :param action_spaces_dict: Action spaces of the environment, for base policies that take them.
     :raises ConfigError: A value is out of its range.
     """
 
@@ -165,13 +165,13 @@ class RolloutPolicy(Policy):
     def bind(self, env: Any) -> None:
         """Make the copies to plan with.
 
-        :raises ConfigError: No copies can be made, or one scenario is to stand for chance.
+        :raises ConfigError: No copies can be made, or `scenarios` is 1 in a stochastic environment.
         """
         self.close()
         layers = branches.stack_of(env)
         chance = branches.chance_in(layers[0], "policy: planning")
         if chance and self.scenarios == 1 and not self.clairvoyant:
-            reason = "copies of the environment with new futures differ, so that one scenario says nothing"
+            reason = "copies of the environment with new futures differ, so that one scenario is not enough"
             raise ConfigError(f"policy.scenarios=1: {reason}. Use more, or policy.clairvoyant=true.")
         of_single = (layers[0], self.base, self.horizon, self.gamma, self.value)
         self._arrays = None if self.base.needs_env() else branches.simulation_of(layers[0])
@@ -230,7 +230,7 @@ class RolloutPolicy(Policy):
     def plan(self, observation: ObservationType, env: Any, actor_id: ActorID | None = None) -> planner.ActionValues:
         """Compare the candidates of the next decision in an environment.
 
-        :param observation: What the actor observes.
+        :param observation: Observation of the actor.
         :param env: The environment with its wrappers; it is not stepped.
         :param actor_id: The actor; `None`: the one that acts next.
         :raises ConfigError: There is no environment, or it cannot be planned with.
@@ -288,7 +288,7 @@ class RolloutPolicy(Policy):
         )  # fmt: skip
 
     def gains(self, env: Any, seeds: Iterable[tuple[int, int]], horizons: Sequence[int], deadline: float) -> np.ndarray:
-        """Estimate what planning with several horizons gains, `[n_decisions, n_horizons]`; closes the environment.
+        """Estimate the gain of planning with several horizons, `[n_decisions, n_horizons]`; closes the environment.
 
         The decisions are a random choice from episodes of the base policy; see
         :func:`~maze.planning.planner.gains_by_horizon`.
@@ -398,7 +398,7 @@ def candidate_actions(
     as far as it ranks any, and the others a random choice. Others: samples of the base policy or, where that never
     varies, of the action space.
 
-    :param base_action: What the base policy does.
+    :param base_action: Action of the base policy.
     :param space: The action space.
     :param observation: The observation, with masks.
     :param limit: Number of candidates at most.
@@ -442,12 +442,12 @@ def _key(action: ActionType) -> tuple[bytes, ...]:
 
 
 def value_function(value: Any, where: str) -> Value | None:
-    """Return the estimate of what is still to come at the horizon.
+    """Return the estimate of the return after the horizon.
 
     :param value: A function of observations `[n, ...]` and the actor that acts next, its configuration, or `None`:
         nothing.
     :param where: Its configuration key, for messages.
-    :raises ConfigError: It is no function.
+    :raises ConfigError: It is not a function.
     """
     if value is None:
         return None

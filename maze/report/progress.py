@@ -38,7 +38,13 @@ class StatisticsOfPath:
         return len(self.steps)
 
     def append(self, step: float, seconds: float, env_steps: float, values: Mapping[str, float]) -> None:
-        """Add a row."""
+        """Add a row.
+
+        :param step: Log step.
+        :param seconds: Wall time since the start of the run.
+        :param env_steps: Number of environment steps since the start of the run.
+        :param values: Statistics by name; new names become columns.
+        """
         for name in values:
             if name not in self.columns:
                 self.columns[name] = array("d", [_MISSING]) * len(self)
@@ -135,7 +141,14 @@ class Progress:
             yield statistics.path, step, statistics.seconds[index], statistics.env_steps[index], present
 
     def append(self, path: str, step: float, seconds: float, env_steps: float, values: Mapping[str, float]) -> None:
-        """Add a row."""
+        """Add a row.
+
+        :param path: Prefix of the statistics: `train`, `eval` or another.
+        :param step: Log step.
+        :param seconds: Wall time since the start of the run.
+        :param env_steps: Number of environment steps since the start of the run.
+        :param values: Statistics by name; new names become columns.
+        """
         self.paths.setdefault(path, StatisticsOfPath(path)).append(step, seconds, env_steps, values)
         for name in values:
             self._columns.setdefault(name, len(self._columns))

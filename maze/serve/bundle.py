@@ -380,7 +380,7 @@ class PolicyBundle:
         """Export the policy of a training run; needs torch, onnx and onnxscript.
 
         :param run_dir: Directory of the run.
-        :param settings: Those of :func:`maze.serve.export.export_run`.
+        :param settings: Arguments of :func:`maze.serve.export.export_run`.
         """
         from maze.serve.export import EXACT, export_run
 
@@ -445,7 +445,7 @@ class PolicyBundle:
         :param ranked: Number of most probable joint actions to return for each row, with their probabilities.
         :param temperature: Below 1 sharpens the distributions of sampled and ranked actions, above 1 flattens them.
         :param states: Hidden states `[batch, size]` by state key, of the previous answer; None: there are none yet.
-        :param episode_start: Where episodes begin, bool `[batch]` or one for all; there hidden states are zero,
+        :param episode_start: Whether an episode begins, bool `[batch]` or one for all; hidden states are zero then,
             whatever `states` holds.
         :raises EnvironmentContractError: An observation has another shape than in training, or all actions are masked.
         :raises NonFiniteError: A logit or a hidden state is not finite.
@@ -575,7 +575,7 @@ class PolicySession:
 
         :param observation: See :meth:`act`.
         :param actor_id: See :meth:`act`.
-        :return: None where the last action is repeated; call :meth:`finish` with None then.
+        :return: The decision; `None` where the last action is repeated, call :meth:`finish` with None then.
         """
         if actor_id is not None:
             actor = (actor_id[0], int(actor_id[1]))

@@ -114,14 +114,14 @@ class CheckReport:
     n_steps: int = 0
     """Sub-steps taken."""
     has_chance: bool | None = None
-    """Whether copies of a state with other futures take other courses; None: copies could not be made."""
+    """Whether copies of a state with new futures differ; `None`: copies could not be made."""
 
     def add(self, check: str, where: str, found: str) -> None:
         """Add a finding; further findings of the same kind and place are dropped.
 
         :param check: Kind of fault, one of `REMEDIES`.
         :param where: Place within the environment; may be empty.
-        :param found: What was expected and found.
+        :param found: Expected and found values.
         """
         place = f"{self.env_name}, {where}" if where else self.env_name
         if all((finding.check, finding.place) != (check, place) for finding in self.findings):
@@ -136,7 +136,7 @@ class CheckReport:
         lines = [f"{self.env_name}: {len(self.findings)} finding(s) in {self.n_steps} sub-steps."]
         lines += [f"  {finding}" for finding in self.findings]
         if self.has_chance is not None:
-            chance = "bring other courses (there is chance)" if self.has_chance else "all take the same course"
+            chance = "differ: the environment is stochastic" if self.has_chance else "are equal: it seems deterministic"
             lines.append(f"  Copies of a state with new futures {chance}.")
         lines += [f"  (not checked) {note}" for note in self.skipped]
         return "\n".join(lines)

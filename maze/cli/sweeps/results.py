@@ -167,8 +167,8 @@ def reported_value(objective: float | None, violation: float | None, maximize: b
     No penalty ensures that for objectives of unknown size. With constraints, objectives are therefore squeezed into
     (-1, 1), in their order; violations lie beyond.
 
-    :param objective: None: the trial failed.
-    :param violation: None: no constraints.
+    :param objective: Objective; `None`: the trial failed.
+    :param violation: Violation of the constraints; `None`: no constraints.
     :param maximize: Direction of the sweep.
     """
     if objective is None or violation is None:

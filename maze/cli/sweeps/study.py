@@ -128,8 +128,8 @@ class Nevergrad(BaseSampler):
     def _tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
         """Report a result to the optimizer.
 
-        :param proposal: None: the optimizer did not propose these values.
-        :param value: None: the trial failed.
+        :param proposal: Proposal of the optimizer; `None`: it did not propose these values.
+        :param value: Objective; `None`: the trial failed.
         """
         loss = self._worst if value is None else self._sign * value
         self._worst = max(self._worst, loss)

@@ -1,4 +1,4 @@
-"""Adam over networks whose parameters lie one after the other in memory."""
+"""Adam over networks with contiguous parameters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 
 class FlatAdam:
-    """Adam over networks whose parameters lie one after the other in memory.
+    """Adam over networks whose parameters are contiguous in memory.
 
-    For networks of the size that control problems need, an optimizer's time goes into starting one operation for each
-    small parameter, not into arithmetic. Here the parameters of a network become views of one tensor, their gradients
-    views of another, so that a step, a norm or clearing all gradients is a single operation.
+    For small networks, an optimizer spends its time on starting one operation for each parameter, not on arithmetic.
+    Here the parameters of a network become views of one tensor, their gradients views of another, so that a step, a
+    norm or clearing all gradients is a single operation.
 
     The step itself is torch's fused Adam. Making a `torch.optim.Adam` imports torch's compiler, which takes 1.5
     seconds.
@@ -52,13 +52,16 @@ class FlatAdam:
         return {name: torch.linalg.vector_norm(network.gradient) for name, network in self._networks.items()}
 
     def scale_gradients(self, factor: float) -> None:
-        """Multiply all gradients."""
+        """Multiply all gradients by a factor."""
         for network in self._networks.values():
             network.gradient.mul_(factor)
 
     @torch.no_grad()
     def step(self, frozen: Iterable[Any] = ()) -> None:
-        """Take a step, but for the networks that stay as they are."""
+        """Take a step with all networks that are not frozen.
+
+        :param frozen: Networks that stay unchanged.
+        """
         left_out = set(frozen)
         moved = [network for name, network in self._networks.items() if name not in left_out]
         if not moved:

@@ -19,10 +19,20 @@ class FlatPolicy(ABC):
 
     @abstractmethod
     def compute_action(self, observation: ObservationType, deterministic: bool) -> ActionType:
-        """Choose one action."""
+        """Choose one action.
+
+        :param observation: Observation of the sub-step, arrays `[*space.shape]` by key.
+        :param deterministic: Return the deterministic (greedy) action instead of sampling.
+        :return: The action, by action head.
+        """
 
     @abstractmethod
     def compute_top_action_candidates(
         self, observation: ObservationType, num_candidates: int | None
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """Rank at most `num_candidates` actions (`None`: all of them), best first, with their probabilities."""
+        """Rank actions, best first.
+
+        :param observation: Observation of the sub-step, arrays `[*space.shape]` by key.
+        :param num_candidates: Maximum number of actions; `None`: all.
+        :return: The actions, and their probabilities or scores in the same order.
+        """

@@ -71,6 +71,7 @@ class Policy(ABC):
         :param env: The environment itself, if :meth:`needs_env`.
         :param actor_id: The acting actor; optional where there is only one policy.
         :param deterministic: Return the deterministic (greedy) action instead of sampling.
+        :return: The action, `[*space.shape]` by action head.
         """
 
     def compute_top_action_candidates(
@@ -81,9 +82,13 @@ class Policy(ABC):
         env: BaseEnv | None,
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """Rank actions, best first. Policies that do not rank give the one action that they take.
+        """Rank actions, best first. The default is the deterministic action alone, with probability 1.
 
-        :param num_candidates: How many at most; `None`: as many as there are.
+        :param observation: Observation of the acting actor.
+        :param num_candidates: Maximum number of actions; `None`: all.
+        :param maze_state: State of the simulator, if :meth:`needs_state`.
+        :param env: The environment itself, if :meth:`needs_env`.
+        :param actor_id: The acting actor; optional where there is only one policy.
         :return: The actions, and their probabilities or scores.
         """
         return [self.compute_action(observation, maze_state, env, actor_id, deterministic=True)], [1.0]
@@ -113,8 +118,10 @@ def acting_in(
 
 
 def for_actor(by_step_key: Mapping[Any, T], actor_id: ActorID | None, where: str) -> T:
-    """Return the entry that belongs to the sub-step of an actor (`None`: the only entry there is).
+    """Return the entry of the sub-step of an actor.
 
+    :param by_step_key: Entries by step key.
+    :param actor_id: The actor; `None`: the only entry.
     :param where: Place of the entries in the configuration.
     :raises ConfigError: There is none for the actor's sub-step, or several and no actor is named.
     """
@@ -149,7 +156,7 @@ def build_policy(config: ConfigType, spaces: Mapping[str, Any], where: str = "po
 # -- hidden states ----------------------------------------------------------------------------------------------------
 
 StateSizes = Callable[["ActorID | None"], Mapping[str, int]]
-"""How large the states of an actor's network are, by state key."""
+"""Sizes of the hidden states of an actor's network, by state key."""
 StatesOfActor = dict[str, np.ndarray]
 """Hidden states `[n_envs, size]` by state key."""
 # By actor: step of the simulation of its latest evaluation, and its states before it.
@@ -157,7 +164,11 @@ _Evaluations = dict["ActorID | None", tuple[int, StatesOfActor]]
 
 
 class HiddenStates:
-    """Hidden states of each actor in each of several environments; zero where an episode begins."""
+    """Hidden states of each actor in each of several environments; zero where an episode begins.
+
+    :param n_envs: Number of environments.
+    :param sizes: Returns the sizes of the hidden states of an actor.
+    """
 
     def __init__(self, n_envs: int, sizes: StateSizes) -> None:
         self.n_envs = n_envs
@@ -177,7 +188,7 @@ class HiddenStates:
     def reset(self, envs: np.ndarray) -> None:
         """Set the hidden states of some environments to zero.
 
-        :param envs: Which, bool `[n_envs]`.
+        :param envs: Mask of these environments, bool `[n_envs]`.
         """
         if envs.any():
             for states in self._by_actor.values():
@@ -185,7 +196,7 @@ class HiddenStates:
                     array[envs] = 0.0
 
     def copied(self) -> dict[ActorID | None, StatesOfActor]:
-        """Return the states as they are now, by actor."""
+        """Return copies of the current states, by actor."""
         return {actor: {key: array.copy() for key, array in of.items()} for actor, of in self._by_actor.items()}
 
     def act(
@@ -195,7 +206,7 @@ class HiddenStates:
 
         :param env: The vector environment, as its latest step has left it.
         :param actor: The acting actor.
-        :param env_indices: In which environments; `None`: in all.
+        :param env_indices: Indices of the environments; `None`: all.
         :param choose: Reads the states of these environments, `[n_chosen, size]`, and overwrites them.
         """
         ended = env.terminated | env.truncated

@@ -22,8 +22,8 @@ class RandomPolicy(Policy):
     Heads with an action mask among the observations are sampled from the actions that it allows (positive). The mask of
     a `Discrete` head is the observation whose name ends with `mask` and that has as many entries as the head has
     choices, where there is only one such head; that of others is `<head>_mask`, or `action_mask` of a single head, with
-    an entry for each value of each choice (`MultiDiscrete`) or each bit (`MultiBinary`). A mask that allows nothing is
-    taken for none.
+    an entry for each value of each choice (`MultiDiscrete`) or each bit (`MultiBinary`). A mask without a valid
+    action is ignored.
 
     :param action_spaces_dict: Action spaces by step key. They are neither seeded nor sampled themselves.
     :param masks: Action heads by the observations that are their masks, where names and sizes are ambiguous.
@@ -105,11 +105,14 @@ def _of_copy(space: spaces.Space[Any], rng: np.random.Generator) -> Any:
 def candidates_of(
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict], observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]
 ) -> dict[str, str]:
-    """Return, for `Discrete` heads that choose one of a varying number of candidates, the observation of these.
+    """Return the observations of candidates by head, for `Discrete` heads that choose one of a varying number.
 
-    It is `<head>_candidates` `[n, features]`, a row for each choice. Which rows there are is in
-    `<head>_candidates_mask` `[n]`, which of them may be chosen in `<head>_mask` `[n]`. Nothing that is learned about
-    candidates depends on their number, nor on their order.
+    The observation is `<head>_candidates` `[n, features]`, a row for each choice. `<head>_candidates_mask` `[n]` marks
+    the rows that exist, `<head>_mask` `[n]` those that may be chosen. Learned networks depend neither on the number of
+    candidates nor on their order.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
     """
     found: dict[str, str] = {}
     for step_key, action_space in action_spaces_dict.items():

@@ -16,8 +16,8 @@ from maze.core.utils.files import file_stem
 class ReplayRecordedActionsPolicy(Policy):
     """Take the actions that were recorded of an episode.
 
-    Episodes are matched by the environment's episode id, which depends on its seed only. What
-    does not follow the record (another actor's turn, an episode that is longer) is an error.
+    Episodes are matched by the environment's episode id, which depends on its seed only. A deviation from the record
+    (another actor's turn, a longer episode) raises `EnvironmentContractError`.
 
     :param action_records: Directory of records, or the file of a single one.
     :raises CheckpointError: There are no such records.
@@ -36,7 +36,7 @@ class ReplayRecordedActionsPolicy(Policy):
 
     @override(Policy)
     def seed(self, seed: int) -> None:
-        """Begin an episode from its start; nothing is random here."""
+        """Begin an episode from its start; the seed is ignored."""
         self._record = None
 
     @override(Policy)

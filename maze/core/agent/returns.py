@@ -48,7 +48,7 @@ def gae(
     :param gamma: Discount for each environment step.
     :param gae_lambda: 0 gives the temporal difference error, 1 the discounted return minus the value.
     :param step_complete: The sub-step completed an environment step; `None`: each of them did.
-    :param acts: Where `gae_lambda` applies instead, in trajectories of single actors.
+    :param acts: Mask of the steps to which `gae_lambda` applies instead, in trajectories of single actors.
     :return: Advantages.
     :raises ValueError: The arrays differ in shape.
     """

@@ -8,7 +8,7 @@ import torch
 
 
 class StateActionCritic(ABC):
-    """Predict how much discounted reward is still to come when an action is taken in a state."""
+    """Predict the value of a state-action pair, its expected discounted return."""
 
     @abstractmethod
     def predict_q_values(

@@ -11,15 +11,20 @@ if TYPE_CHECKING:
 
 
 class StateCritic(ABC):
-    """Predict how much discounted reward is still to come from a state."""
+    """Predict the value of a state, its expected discounted return."""
 
     @abstractmethod
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
-        """Return values of the observations of one environment step's sub-steps, with any leading batch dimensions."""
+        """Return the values of the sub-steps of an environment step.
+
+        :param critic_input: Observations of the sub-steps in their order, tensors `[..., *shape]` by key.
+        :return: Values `[...]` of each sub-step; of shared critics, those of the environment step.
+        """
 
     @abstractmethod
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> Any:
-        """Return the value of the observations of a single sub-step.
+        """Return the value of the observations of a single sub-step, `[...]`.
 
+        :param observation: Observations `[..., *shape]` by key.
         :param critic_id: Key of the critic: the step key.
         """

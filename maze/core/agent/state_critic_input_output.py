@@ -69,11 +69,15 @@ class StateCriticStepInput:
     actor_id: ActorID | None
     """The actor."""
     run: Run | None = None
-    """Of a recurrent network: where its hidden states come from."""
+    """Source of the hidden states; required by recurrent networks."""
 
     @classmethod
     def build(cls, policy_step_output: PolicySubStepOutput, observation: dict[str, Any]) -> StateCriticStepInput:
-        """Join the observation with the embeddings that the policy has already computed."""
+        """Join the observation with the embeddings that the policy has already computed.
+
+        :param policy_step_output: Output of the policy for the sub-step.
+        :param observation: Observations `[..., *shape]` by key.
+        """
         embeddings = policy_step_output.embedding_logits
         return cls({**observation, **embeddings} if embeddings else observation, policy_step_output.actor_id)
 
@@ -102,7 +106,11 @@ class StateCriticInput(Substeps[StateCriticStepInput]):
 
     @classmethod
     def build(cls, policy_output: PolicyOutput, record: StructuredSpacesRecord) -> StateCriticInput:
-        """Join the observations of a record with the embeddings that the policy has already computed."""
+        """Join the observations of a record with the embeddings that the policy has already computed.
+
+        :param policy_output: Outputs of the policy for all sub-steps of the record.
+        :param record: Observations of the same sub-steps, as tensors.
+        """
         return cls.of_substeps(policy_output, record.substep_records)
 
     @classmethod

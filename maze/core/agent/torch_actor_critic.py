@@ -21,7 +21,7 @@ from maze.perception.blocks.recurrent.recurrent_cell import Run
 
 
 class ModelRuns(NamedTuple):
-    """Where the hidden states of a recurrent model come from, by sub-step; a shared critic has one entry."""
+    """Sources of the hidden states of a recurrent model by sub-step; a shared critic has one entry."""
 
     policy: Sequence[Run]
     critic: Sequence[Run]
@@ -85,7 +85,7 @@ class TorchActorCritic(TorchModel):
 
         :param record: Observations are tensors (or arrays), with any leading batch dimensions the networks take.
         :param temperature: See :meth:`TorchPolicy.compute_substep_policy_output`.
-        :param runs: Of a recurrent model, where its hidden states come from.
+        :param runs: Sources of the hidden states; required by recurrent models.
         """
         return self.evaluate(record.substep_records, temperature, runs)
 
@@ -116,7 +116,7 @@ class TorchActorCritic(TorchModel):
 
         See :meth:`TorchStateCritic.bootstrap_values`; embeddings that the critic shares are computed by the policy.
 
-        :param runs: Of a recurrent model, where its hidden states come from.
+        :param runs: Sources of the hidden states; required by recurrent models.
         :return: `[batch]`.
         """
         critic = self.state_critic

@@ -33,7 +33,7 @@ def resolve_device(device: str, key: str = "device", default: str = "") -> str:
     """Return the device if it can be used.
 
     :param device: Its name.
-    :param key: Where it is configured, for messages.
+    :param key: Its configuration key, for messages.
     :param default: The device of a configuration that names none: if it is `cuda`, a machine without a CUDA device
         uses the CPU instead, with a notice.
     :raises ConfigError: The device is unknown to torch or cannot be used here.
@@ -129,6 +129,8 @@ def onednn_is_faster() -> bool:
 def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
     """Return a plain dictionary of the networks, all of which are modules.
 
+    :param networks: Networks by key.
+    :param what: Their configuration key, for the message.
     :raises ConfigError: There are none, or one is not a module.
     """
     is_mapping = isinstance(networks, Mapping) and bool(networks)
@@ -150,8 +152,11 @@ def load_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, 
 
 
 def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: str) -> None:
-    """Compare the saved weights with the networks, and touch nothing.
+    """Compare saved weights with the networks, without changing them.
 
+    :param networks: Networks by key.
+    :param state: State dictionary; `state[group][key]` has the weights of a network by parameter.
+    :param group: Key of these networks in the state dictionary.
     :raises CheckpointError: Lists every network and tensor that is missing, left over or of another shape.
     """
     if not isinstance(state, Mapping) or group not in state:
@@ -212,11 +217,11 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
 
 
 class TargetNetworks:
-    """Networks that follow others, which are the targets that those learn to predict.
+    """Slowly updated copies of networks, which compute the targets of learning.
 
     Parameters move towards those that they follow (Polyak averaging, Lillicrap et al. 2016; all the way is the hard
-    update of Mnih et al. 2015). Buffers, such as running statistics, masks and counters, are copied: they are no
-    outcome of gradients that would need slowing down, and averages of some of them (infinite masks, counters) are none.
+    update of Mnih et al. 2015). Buffers, such as running statistics, masks and counters, are copied: gradients
+    do not change them, and some (infinite masks, counters) cannot be averaged.
 
     :param targets: The networks that follow; they get no gradients.
     :param sources: The networks that are followed, in the same order.
@@ -304,7 +309,7 @@ class TorchModel(ABC):
 
 
 class NetworksModel(TorchModel):
-    """A model that is its networks, by key, and nothing else.
+    """A model that consists of networks by key.
 
     :param networks: The networks; they are moved to the device.
     :param device: Device of the networks.
@@ -349,7 +354,7 @@ class NetworksModel(TorchModel):
 
         :param key: Its key.
         :param tensors: Its inputs.
-        :param run: Where its hidden states come from; `None`: it carries none, or is in :meth:`running_for`.
+        :param run: Source of its hidden states; `None`: it carries none, or is in :meth:`running_for`.
         """
         network, cells = self._network(key), self._cells.get(key, {}).values()
         if run is not None:

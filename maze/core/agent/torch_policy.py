@@ -45,8 +45,8 @@ class TorchPolicy(NetworksModel, Policy):
 
     :param networks: One network for each step key; for sub-steps with separate networks, one for each
         `(step_key, agent_id)`. A network maps a dictionary of observations to a dictionary of logits by action head;
-        whatever else it returns is an embedding shared with the critic.
-    :param distribution_mapper: Knows the distribution of each action head.
+        further outputs are embeddings shared with the critic.
+    :param distribution_mapper: Distributions of the action heads.
     :param device: Device of the networks.
     :param substeps_with_separate_agent_nets: Step keys whose agents have networks of their own.
     """
@@ -202,7 +202,7 @@ class TorchPolicy(NetworksModel, Policy):
         :param observation: Tensors (or arrays) with any leading batch dimensions that the network takes.
         :param actor_id: The acting actor.
         :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
-        :param run: Where the hidden states of a recurrent network come from; `None`: from :meth:`running_for`.
+        :param run: Source of the hidden states of a recurrent network; `None`: :meth:`running_for`.
         :raises ConfigError: The network does not return logits of the right shape for each head, or it is recurrent and
             has no hidden states.
         """
@@ -227,7 +227,11 @@ class TorchPolicy(NetworksModel, Policy):
         )
 
     def compute_policy_output(self, record: StructuredSpacesRecord, temperature: float = 1.0) -> PolicyOutput:
-        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays)."""
+        """Return outputs for all sub-steps of a record whose observations are tensors (or arrays).
+
+        :param record: The record.
+        :param temperature: See :meth:`compute_substep_policy_output`.
+        """
         return self.evaluate(record.substep_records, temperature)
 
     def evaluate(
@@ -252,7 +256,7 @@ class TorchPolicy(NetworksModel, Policy):
         return self.networks[self.network_key(actor_id)]
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
-        """Return whether both act with the same networks, so that what one learns the other knows."""
+        """Return whether another policy acts with the same networks, so that both learn at once."""
         return all(network is other.networks.get(key) for key, network in self.networks.items())
 
     @override(NetworksModel)
@@ -287,7 +291,7 @@ class ActionHeads:
     Actions of the default distributions are sampled in NumPy from `rng`; any other distribution samples by itself, from
     `torch_generator`.
 
-    :param distribution_mapper: Knows the heads.
+    :param distribution_mapper: Distributions of the action heads.
     :param rng: Generator for drawing in NumPy.
     :param torch_generator: Generator (on the CPU) for drawing in torch.
     :param name: Name of the network in messages.
@@ -321,11 +325,10 @@ class ActionHeads:
     ) -> dict[str, np.ndarray]:
         """Choose actions.
 
-        :param network: From observations to logits.
+        The arguments without a description are those of :meth:`TorchPolicy.compute_actions`.
 
-        :param temperature: Of the distributions that are drawn from.
-
-        The other arguments are those of :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`.
+        :param network: Function from observations to logits, arrays `[batch, *shape]` by key.
+        :param temperature: Temperature of the distributions, above 0.
         :return: Actions `[batch, *space.shape]` by head.
         :raises ConfigError: The network does not return logits of the right shape for each head.
         """
@@ -474,7 +477,7 @@ def _sampler_for(head: str, mapper: DistributionMapper, generator: torch.Generat
 class InitialPolicy:
     """A frozen copy of a policy.
 
-    :param policy: The policy as it is now.
+    :param policy: The policy.
     """
 
     def __init__(self, policy: TorchPolicy) -> None:

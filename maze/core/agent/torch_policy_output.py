@@ -85,6 +85,7 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
     def log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         """Return the log-probability of each action head, for each sub-step.
 
+        :param actions: Actions `[..., *shape]` by head, for each sub-step.
         :return: Each `[...]`, the batch.
         """
         return [dist.log_prob(action) for dist, action in zip(self.prob_dist, actions, strict=True)]
@@ -92,6 +93,7 @@ class PolicyOutput(Substeps[PolicySubStepOutput]):
     def joint_log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
         """Return the log-probability of the whole dictionary action (sum over its heads), for each sub-step.
 
+        :param actions: Actions `[..., *shape]` by head, for each sub-step.
         :return: Each `[...]`, the batch.
         """
         return [dist.joint_log_prob(action) for dist, action in zip(self.prob_dist, actions, strict=True)]

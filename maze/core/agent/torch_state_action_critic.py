@@ -103,6 +103,8 @@ class TorchStateActionCritic(torch_model.NetworksModel, StateActionCritic):
     ) -> list[TensorDict]:
         """Return values of all actions of all (discrete) heads by both networks of a critic.
 
+        :param observation: Observations `[..., *shape]` by key.
+        :param critic_id: Key of the critic.
         :return: Two dictionaries from action heads to tensors `[..., n_actions]`.
         """
         return self._values_of_all_actions(self._network(critic_id), observation, critic_id)
@@ -351,7 +353,7 @@ def q_values_key(head: str) -> str:
 def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces.Dict:
     """Return the action heads of all sub-steps.
 
-    :raises ConfigError: Two sub-steps have a head of the same name, of which a shared critic would see only one.
+    :raises ConfigError: Two sub-steps have a head of the same name, of which a shared critic would observe only one.
     """
     heads: dict[str, spaces.Space[Any]] = {}
     for step_key, space in action_spaces_dict.items():

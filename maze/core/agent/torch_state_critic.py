@@ -74,10 +74,10 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
         :param observation: Observations `[..., *shape]` of the actor that would act next.
         :param actor: The next actor.
-        :param known: Latest known observations of all sub-steps, in order. A critic that uses all of them takes those
-            that are not there yet from here.
+        :param known: Latest known observations of all sub-steps, in order. A critic of all sub-steps uses those of the
+            sub-steps that have not been played yet.
         :param position: The sub-step (counted from 0) that the observation belongs to.
-        :param run: Of a recurrent critic, where its hidden states come from.
+        :param run: Source of the hidden states; required by recurrent critics.
         :return: Values in the shape of the batch.
         """
         return self._value(actor[0], observation, run)
@@ -153,10 +153,10 @@ class TorchStateCritic(NetworksModel, StateCritic):
 class TorchSharedStateCritic(TorchStateCritic):
     """One value for an environment step, shared by all of its sub-steps and agents.
 
-    The network sees the observations of all sub-steps of the step in one dictionary. Without `stack_observations` it
-    can also evaluate some of the sub-steps only; the observations of the others are zero then.
+    The network receives the observations of all sub-steps of the step in one dictionary. Without `stack_observations`
+    it can also evaluate some of the sub-steps only; the observations of the others are zero then.
 
-    :param networks: The one value network, under any key.
+    :param networks: The value network, under any key.
     :param obs_spaces_dict: Observation spaces of all sub-steps.
     :param device: Device of the network.
     :param stack_observations: Stack what several sub-steps or agents observe under the same key, see

@@ -182,7 +182,7 @@ class AgentDeployment:
 
         :param maze_state: The state. States are reported one by one in their order.
         :param reward: Reward of the last action; ignored for the first state of an episode.
-        :param done: Whether the episode is over. Such a state goes to :meth:`finish_episode` or :meth:`close`.
+        :param done: Whether the episode is over. Report such a state by :meth:`finish_episode` or :meth:`close`.
         :param info: Further information about the last action.
         :param events: Events since the last state, for statistics and KPIs.
         :param actor_id: The acting actor; optional where there is only one.

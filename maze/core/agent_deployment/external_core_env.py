@@ -208,8 +208,15 @@ def checked(
 
     :param method: The method that received it.
     :param n_steps: Actions of the episode so far.
+    :param maze_state: The new state.
+    :param reward: Reward of the last action: a number, or one for each actor; ignored before the first action.
+    :param done: Whether the episode ended.
+    :param info: Further information, a mapping; `None`: none.
+    :param events: Events since the last state; `None`: none.
+    :param is_step_complete: See :meth:`~maze.core.agent_deployment.agent_deployment.AgentDeployment.act`.
     :param is_last: Whether the episode ends with it.
     :raises EnvironmentContractError: A part of it is missing, or has a wrong type.
+    :raises NonFiniteError: The reward is NaN or infinite.
     """
     where = f"{method}, after {n_steps} actions of the episode"
     if n_steps:

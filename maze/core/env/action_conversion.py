@@ -26,17 +26,17 @@ class ActionConversionInterface(ABC):
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
         """Convert an agent's action.
 
-        The entries of an action have the shapes of their spaces, `[*space.shape]`.
-
-        :param action: Element of :meth:`space`.
-        :param maze_state: State in which the action is taken.
+        :param action: Element of :meth:`space`, with entries `[*space.shape]`.
+        :param maze_state: State in which the action is taken; `None` if :attr:`uses_state` is false.
+        :return: Action of the simulation.
         """
 
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
         """Convert an action of the simulation to one of the agent; needed to train on recorded trajectories.
 
-        :raises NotImplementedError: The conversion has no inverse.
+        :param maze_action: Action of the simulation.
         :return: Element of :meth:`space`, with entries `[*space.shape]`.
+        :raises NotImplementedError: The conversion has no inverse.
         """
         raise NotImplementedError(
             f"{type(self).__name__}.maze_to_space, the inverse of space_to_maze, is needed for recorded actions."
@@ -64,6 +64,8 @@ class DictActionConversion(ActionConversionInterface):
     """Pass actions on unchanged, entries of `Discrete` spaces as integers.
 
     For simulations whose actions are dictionaries.
+
+    :param heads: Spaces of the entries, the action heads.
     """
 
     uses_state = False
@@ -189,7 +191,7 @@ def masked_heads(
 
     :param observation_shapes: Shapes of the observations of a sub-step.
     :param action_space: Its action heads.
-    :param masks: Which head each mask is for, where names and sizes are ambiguous.
+    :param masks: Action head by the name of its mask, where names and sizes are ambiguous.
     :return: Heads by mask, and masks that might be for several heads.
     """
     heads = {key: int(space.n) for key, space in action_space.spaces.items() if isinstance(space, spaces.Discrete)}
@@ -214,7 +216,7 @@ def masks_by_name(observation_shapes: Mapping[str, tuple[int, ...]], action_spac
     """Return the masks that the names of heads determine: `<head>_mask`, or `action_mask` if there is one head.
 
     A mask has an entry for each logit: of `MultiDiscrete` heads the values of one choice after those of another, of
-    `MultiBinary` heads one for each bit, which says whether it may be 1. Stacked time steps may come first.
+    `MultiBinary` heads one for each bit, whether it may be 1. Stacked time steps may come first.
 
     :param observation_shapes: Shapes of the observations of a sub-step.
     :param action_space: Its action heads.
@@ -245,7 +247,7 @@ def masks_of_heads(
 
     :param observation: An observation of a sub-step.
     :param action_space: Its action heads.
-    :param masks: Which head each mask is for, where names and sizes are ambiguous.
+    :param masks: Action head by the name of its mask, where names and sizes are ambiguous.
     """
     shapes, given = {key: np.shape(value) for key, value in observation.items()}, masks or {}
     by_size = {head: mask for mask, head in masked_heads(shapes, action_space, given)[0].items()}

@@ -28,7 +28,10 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def seed(self, seed: Any) -> None:
-        """Seed the random generators; the next `reset` starts the seeded sequence of episodes."""
+        """Seed the random generators; the next `reset` starts the seeded sequence of episodes.
+
+        :param seed: A non-negative integer; vector environments take one for each environment.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -110,7 +110,12 @@ class RowGenerators:
             self._counters += np.uint64(1)
 
     def copy(self, source: RowGenerators, rows: np.ndarray, into: np.ndarray | slice) -> None:
-        """Take over streams: the rows `into` draw what `rows` of another object would draw."""
+        """Take over streams: the rows `into` draw what `rows` of another object would draw.
+
+        :param source: The other object.
+        :param rows: Indices of its rows, `[n]`.
+        :param into: Indices of the rows that take over, `[n]`, or a slice of them.
+        """
         self._has_scenarios = self._has_scenarios or source._has_scenarios
         for name in ("_seeds", "_blocks", "_positions", "_numbers", "_is_scenario", "_keys", "_counters"):
             _copy_rows(getattr(source, name), rows, getattr(self, name), into)
@@ -163,7 +168,11 @@ class RowGenerators:
         return state
 
     def load_state(self, row: int, state: Mapping[str, int]) -> None:
-        """Restore a position of :meth:`state`."""
+        """Restore a position of :meth:`state`.
+
+        :param row: Index of the row.
+        :param state: Result of :meth:`state`.
+        """
         self._is_scenario[row] = is_scenario = "key" in state
         if is_scenario:
             self._has_scenarios = True
@@ -451,7 +460,11 @@ class BatchedCoreEnv(ABC):
         return rewards, terminated, self.cut_off(truncated, terminated)
 
     def cut_off(self, truncated: np.ndarray, terminated: np.ndarray) -> np.ndarray:
-        """Return which episodes were truncated and did not terminate, bool `[n_envs]`; :attr:`no_rows` if none was."""
+        """Return which episodes were truncated and did not terminate, bool `[n_envs]`; :attr:`no_rows` if none was.
+
+        :param truncated: Episodes at a limit, bool `[n_envs]`.
+        :param terminated: Episodes that terminated, bool `[n_envs]`.
+        """
         if not np.count_nonzero(truncated):
             return self.no_rows
         cut_off: np.ndarray = np.greater(truncated, terminated)
@@ -512,11 +525,11 @@ class BatchedCoreEnv(ABC):
             self.random.copy(source.random, rows, into)
 
     def new_futures(self, rows: np.ndarray | slice, scenarios: np.ndarray | int, seed: int) -> None:
-        """Replace what chance is going to bring; the state stays.
+        """Replace the random numbers of the running episodes; the state stays.
 
-        Chance then depends on the scenario and on the number of the step (since this call) only: simulations of the
-        same scenario share it, whatever they do. A simulation that draws its future in advance, such as all demands
-        of an episode at its reset, overrides this and draws the undisclosed part again.
+        Random numbers then depend only on the scenario and on the number of the step (since this call): simulations of
+        the same scenario share them, also after different actions. A simulation that draws its future in advance, such
+        as all demands of an episode at its reset, overrides this and draws the undisclosed part again.
 
         :param rows: Indices of the simulations, `[n_rows]`.
         :param scenarios: Their scenarios, integers `[n_rows]`, or one for all.
@@ -587,6 +600,8 @@ class Parameter(NamedTuple):
     def of(cls, name: str, given: Any) -> Parameter:
         """Read the configuration of a parameter: a list of values, or a mapping with `lower` and `upper`.
 
+        :param name: Name of the parameter.
+        :param given: Its configuration.
         :raises ConfigError: It is neither.
         """
         wrong = ConfigError(
@@ -729,7 +744,7 @@ class InstanceSet:
     """Problem instances in arrays.
 
     :param arrays: Arrays `[n_instances, ...]` by name.
-    :param origin: Where they come from, for messages.
+    :param origin: Their source, for messages.
     :raises ConfigError: There is no instance, or the arrays have different numbers of them.
     """
 
@@ -805,7 +820,12 @@ def ordered_seeds(
 
 
 def check_episode_count(n_episodes: int, n_instances: int, key: str) -> None:
-    """Raise a `ConfigError` if some instances would be played more often than others."""
+    """Raise a `ConfigError` if some instances would be played more often than others.
+
+    :param n_episodes: Number of episodes.
+    :param n_instances: Number of instances.
+    :param key: Configuration key of `n_episodes`, for the message.
+    """
     if n_episodes > n_instances and n_episodes % n_instances:
         raise ConfigError(
             f"{key}={n_episodes}: env.instances has {n_instances} instances; play at most as many, or a multiple."

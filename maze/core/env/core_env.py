@@ -57,7 +57,10 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
     @override(StructuredEnv)
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Seed every random generator of the simulation."""
+        """Seed every random generator of the simulation.
+
+        :param seed: A non-negative integer.
+        """
 
     @override(StructuredEnv)
     def close(self) -> None:
@@ -109,8 +112,9 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         return {0: 1}
 
     def clone_from(self, env: CoreEnv) -> None:
-        """Take over the state of `env`, a simulation of the same type and configuration.
+        """Take over the state of another simulation, random generators included.
 
+        :param env: A simulation of the same type and configuration.
         :raises NotImplementedError: The simulation does not implement cloning.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned; implement `clone_from` to plan with it.")
@@ -123,7 +127,7 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
 
         :param maze_state: The state, as :meth:`get_maze_state` returns it.
         :param actor_id: The actor that acts next.
-        :raises NotImplementedError: The simulation does not say how.
+        :raises NotImplementedError: The simulation does not implement it.
         """
         raise NotImplementedError(f"{type(self).__name__}: implement `load_maze_state` to plan for a real system.")
 
@@ -133,7 +137,7 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         Default: :meth:`seed`. Override this where `seed` takes effect with the next reset only, and where the future
         is drawn in advance (such as all orders of an episode at its reset): draw the undisclosed part again then.
 
-        :param seed: Copies of one state with the same seed and the same actions take the same course.
+        :param seed: Any integer. Copies of a state with equal seeds and equal actions have equal trajectories.
         """
         self.seed(seed)
 

@@ -54,7 +54,12 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, env: Any, name: str, seeding: Seeding | None = None) -> Place:
-        """Return the place of a single environment; only its name if its methods fail."""
+        """Return the place of a single environment; only its name if its methods fail.
+
+        :param env: The environment.
+        :param name: Its name in messages.
+        :param seeding: Seed of its episode, if known.
+        """
         actor = n_steps = None
         with suppress(*USER_CODE_ERRORS):
             actor = ActorID(*env.actor_id())
@@ -64,7 +69,7 @@ class Place(NamedTuple):
 
     @property
     def when(self) -> str:
-        """Step and seed, as far as they are known."""
+        """Step and seed, if known."""
         steps = [] if self.n_steps is None else [f"after {self.n_steps} steps of its episode"]
         return ", ".join(steps + ([] if self.seeding is None else [str(self.seeding)]))
 
@@ -99,7 +104,7 @@ def failure(error: BaseException, place: Place, call: str) -> MazeError:
 
 
 def fail(error: BaseException, place: Place, call: str) -> NoReturn:
-    """Raise the :func:`failure` for an exception of an environment."""
+    """Raise the :func:`failure` for an exception of an environment; the arguments are the same."""
     named = failure(error, place, call)
     if named is error:
         raise error

@@ -22,11 +22,16 @@ class ObservationConversionInterface(ABC):
 
     @abstractmethod
     def maze_to_space(self, maze_state: MazeStateType) -> ObservationType:
-        """Convert a state to an element of :meth:`space`."""
+        """Convert a state to an observation.
+
+        :param maze_state: State of the simulation.
+        :return: Element of :meth:`space`, with entries `[*space.shape]`.
+        """
 
     def space_to_maze(self, observation: ObservationType) -> MazeStateType:
         """Convert an observation to a state, if the observation determines it.
 
+        :param observation: Element of :meth:`space`.
         :raises NotImplementedError: The conversion has no inverse.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot convert observations to states.")

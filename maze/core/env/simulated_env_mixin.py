@@ -20,19 +20,23 @@ class SimulatedEnvMixin(ABC):
         """Take over the state of `env`; afterwards both continue independently.
 
         :param env: Environment of the same type and configuration, wrapped in the same way.
-        :param future: `same`: random generators are copied too, so that the copy repeats what the original is going
-            to do, as replay needs it. `new`: the copy gets other random numbers, as planning needs it.
+        :param future: `same`: random generators are copied, so that the same actions have the same results in both, as
+            replay requires. `new`: the copy gets other random numbers, as planning requires.
         """
 
     @abstractmethod
     def new_future(self, seed: int) -> None:
         """Replace the random numbers of the running episode; the state stays.
 
-        :param seed: Copies of one state with the same seed and the same actions take the same course.
+        :param seed: Seed of the new numbers; equal states, seeds and actions have equal results.
         """
 
     def renew_future(self, future: Future) -> None:
-        """Complete :meth:`clone_from`: draw a new future if it is wanted."""
+        """Complete :meth:`clone_from`: draw a new future if requested.
+
+        :param future: `same` or `new`.
+        :raises ConfigError: `future` has another value.
+        """
         if future not in ("same", "new"):
             raise ConfigError(f"clone_from: `future` must be 'same' or 'new', found {future!r}.")
         if future == "new":

@@ -81,7 +81,6 @@ class ActionEvents(ABC):
     def continuous_action(self, step_key: str, agent_name: str, name: str, value: np.ndarray[Any, Any]) -> None:
         """A continuous action was taken.
 
-
         :param step_key: Key of the sub-step.
         :param agent_name: The agent that acted.
         :param name: Key of the action in the action space.

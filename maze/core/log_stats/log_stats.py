@@ -154,7 +154,10 @@ class LogStatsAggregator(LogStatsConsumer):
         self._lengths.clear()
 
     def add_event(self, event_record: EventRecord) -> None:
-        """Add a fired event to the statistics of this level."""
+        """Add a fired event to the statistics of this level.
+
+        :param event_record: Record of the event.
+        """
         event, attributes = event_record.interface_method, event_record.attributes
         plan = level_plan(event, self._level_name)
         for index, variant in enumerate(plan.variants):
@@ -188,6 +191,10 @@ class LogStatsAggregator(LogStatsConsumer):
         """Return the list that collects the values of one input, for loops in which a call per value is too slow.
 
         The list is the same for the lifetime of the aggregator. The call determines the position of the row.
+
+        :param event: Interface method of the event.
+        :param name: Input of the event's statistics (their `input_name`).
+        :param group: Group of the values; `None`: no grouping.
         """
         plan = level_plan(event, self._level_name)
         index, _ = plan.routes[name][0]
@@ -237,7 +244,10 @@ class LogStatsAggregator(LogStatsConsumer):
         return self.last_stats[key]
 
     def create_event_topic(self, interface_class: type[T]) -> T:
-        """Return an object with the interface's methods that adds the fired events."""
+        """Return an object with the methods of an event interface; a call adds an event.
+
+        :param interface_class: The event interface.
+        """
         return event_topic_factory(interface_class, self.add_event)
 
     def copy_inputs_from(self, other: LogStatsAggregator) -> None:
@@ -395,7 +405,11 @@ class StatsContext:
         self.writers.append(writer)
 
     def write(self, stats: LogStats, path: str | None) -> None:
-        """Pass statistics to all writers, with the number of the current log step."""
+        """Pass statistics to all writers, with the number of the current log step.
+
+        :param stats: The statistics.
+        :param path: Their prefix, such as `train`; `None`: none.
+        """
         with self._lock:
             for writer in self.writers:
                 self.guarded(writer, partial(writer.write, path, self.step, stats))

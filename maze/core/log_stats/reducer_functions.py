@@ -160,6 +160,9 @@ def level_plan(event: Callable[..., Any], level: str) -> LevelPlan:
 def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str, Any], input_name: str | None) -> Any:
     """Return the value of a fired event for a statistic: one attribute, or all but the grouping.
 
+    :param event: The event.
+    :param plan: Statistics of the event on this level.
+    :param attributes: Values of the attributes by name.
     :param input_name: The attribute's name; `None`: the only one that is not a grouping.
     :raises ConfigError: The event has no such attribute.
     """
@@ -180,6 +183,10 @@ def group_of(
 ) -> tuple[Any, ...] | None:
     """Return the group of a fired event; `None`: there is no grouping.
 
+    :param event: The event.
+    :param plan: Statistics of the event on this level.
+    :param variant: The statistics that share the grouping.
+    :param attributes: Values of the attributes by name.
     :raises ConfigError: The event lacks a grouping attribute.
     """
     names = plan.grouping if variant.group_by is None else (variant.group_by,)

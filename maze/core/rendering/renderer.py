@@ -93,7 +93,10 @@ class RecordedFramesRenderer(Renderer):
         return self.frames[max(earlier)] if earlier else None
 
     def pixels(self, env_time: int | None) -> np.ndarray | None:
-        """Return the frame of a time as colours, `[height, width, 3]`."""
+        """Return the latest frame up to a time as colours, uint8 `[height, width, 3]`; `None`: there is none.
+
+        :param env_time: Environment time; `None`: the last frame.
+        """
         from PIL import Image
 
         picture = self.picture(env_time)
@@ -145,6 +148,9 @@ def figure_png(figure: Any, dpi: int = 100) -> bytes:
     """Return a matplotlib figure as PNG.
 
     The figure is rendered once; `savefig` would render it twice, to lay it out and to write it.
+
+    :param figure: The figure; its resolution is changed.
+    :param dpi: Resolution in dots per inch.
     """
     figure.set_dpi(dpi)
     return pixels_png(figure_pixels(figure))

@@ -145,14 +145,14 @@ def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bo
 
     :param policy: The policy.
     :param env: The vector environment; its epoch statistics count these episodes.
-    :param quota: How many episodes each environment contributes, `[n_envs]`; counted down.
+    :param quota: Number of episodes of each environment, `[n_envs]`; counted down.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
     """
     act = acting_function(policy, env, deterministic)
     observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
     actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
     try:
-        env.episode_budget = np.zeros(env.n_envs, np.int64)  # what was left unfinished does not count
+        env.episode_budget = np.zeros(env.n_envs, np.int64)  # unfinished episodes do not count
         env.reset(out=observations)
         env.episode_budget = quota
         n_ticks = 0

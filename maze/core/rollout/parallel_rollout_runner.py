@@ -39,7 +39,7 @@ class ParallelRolloutWorker:
     :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param search: What is tried before each episode is recorded.
+    :param search: Plays that are tried before each episode is recorded.
     :param instance_seeds: Seeds of environment and agent, where episodes have none of their own.
     :param sends_files: Whether recorded files are returned: the machine may have no access to the run directory.
     :param is_quiet: Whether warnings are suppressed: another worker issues them.
@@ -120,8 +120,10 @@ class ParallelRolloutWorker:
         record_event_logs: bool = True,
         deterministic: bool = False,
     ) -> None:
-        """Run episodes here and report each as an :class:`EpisodeStatsReport`; a failure as a
-        :class:`~maze.core.utils.worker_process.Failure`."""
+        """Run episodes in this process, and put an :class:`EpisodeStatsReport` of each into `reporting_queue`.
+
+        After an error, the last entry is a :class:`~maze.core.utils.worker_process.Failure`.
+        """
         try:
             worker = ParallelRolloutWorker(
                 (env_config, wrapper_config, max_episode_steps, agent_config),

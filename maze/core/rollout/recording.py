@@ -93,6 +93,9 @@ def recorded(
     """Return a context with an environment that records its episodes and writes each record when the episode ends.
 
     :param env: A Maze environment.
+    :param record_trajectory: Write the trajectory of each episode.
+    :param record_event_logs: Write the events of each episode.
+    :param record_actions: Write seed and actions of each episode.
     :param record_pages: Write a page of each episode, with a picture of every so many steps; 0: no pages.
     :param record_parquet: Write a table of each episode.
     :param sampling: The policy whose samples the actions are; tables contain their probabilities, if it states them.

@@ -467,7 +467,7 @@ class SubstepColumns:
     def entries_by_actor(self, are_separate: bool = True) -> Iterator[tuple[ActorID, tuple[np.ndarray, np.ndarray]]]:
         """Return the entries of each actor that acted.
 
-        :param are_separate: Whether agents are distinguished; otherwise the first one stands for all.
+        :param are_separate: Whether agents are distinguished; otherwise the first one represents all.
         :return: Each actor with its rows and environments, both `[n_entries]`.
         """
         rows, env_indices = self.entries()

@@ -160,7 +160,7 @@ class RolloutGenerator:
 
     @timed(COLLECTING)
     def collect(self, policy: Policy, columns: RolloutColumns) -> RolloutColumns:
-        """Fill columns with a rollout in a vector environment; what they held before is overwritten.
+        """Fill columns with a rollout in a vector environment; earlier contents are overwritten.
 
         :param policy: The policy; evaluated once per tick and actor where it has `compute_actions`.
         :param columns: Columns made for this environment.
@@ -187,7 +187,7 @@ class RolloutGenerator:
             act = acting_function(policy, self.env, hidden_states=hidden_states)
             actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
             columns.finish(self.env.actor_ids(), actors)
-            # A copy: what is done to the columns must not change where the next rollout starts.
+            # A copy: changes of the columns must not change where the next rollout starts.
             rows = columns.next_rows()
             self._last_observation = {key: {name: row.copy() for name, row in rows[key].items()} for key in rows}
         # Which environments do not continue the previous rollout.

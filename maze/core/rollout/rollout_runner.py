@@ -58,10 +58,10 @@ class RolloutRunner(Runner, ABC):
     :param record_actions: Store each episode's seed and actions in `action_records`, to be replayed.
     :param env_timeout: Seconds that a step or a reset of the environment may take; `None`: any time.
     :param record_parquet: Store each episode as a table in `trajectory_parquet`.
-    :param best_of: Play each episode so often with other samples of the policy, and then once more, recorded, as it
-        went best: the way in which constructed solutions, such as schedules, are usually reported.
-    :param clairvoyant: Allow `best_of` in environments with chance, where it chooses with hindsight: the same chance is
-        met again and again. The result is an upper bound and no performance of the policy.
+    :param best_of: Play each episode that many times with other samples of the policy, and record a repetition of the
+        best play, as is usual for constructed solutions such as schedules.
+    :param clairvoyant: Allow `best_of` in stochastic environments, where it chooses with hindsight among plays with the
+        same random numbers. The result is an upper bound, not the performance of the policy.
     :param starts: `first_action`: instead of samples, try every first action of an episode and continue greedily.
     """
 
@@ -118,7 +118,7 @@ class RolloutRunner(Runner, ABC):
 
     @abstractmethod
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
-        """Run the episodes, write what is to be recorded, and print the statistics.
+        """Run the episodes, write the requested records, and print the statistics.
 
         :param env: Environment, or configuration of one.
         :param wrappers: Wrappers to put around it, innermost first.
@@ -136,7 +136,18 @@ class RolloutRunner(Runner, ABC):
         agent_instance_seed: int | None = None,
         env_timeout: float | None = None,
     ) -> tuple[MazeEnv[Any], Policy]:
-        """Build environment and agent. Relative file names in their configurations refer to `input_dir`."""
+        """Build environment and agent.
+
+        :param env_config: Environment, or its configuration.
+        :param wrappers_config: Wrappers to put around it, innermost first.
+        :param max_episode_steps: Environment steps after which episodes are truncated; 0: never.
+        :param agent_config: Policy, or its configuration.
+        :param input_dir: Directory of a training run; relative file names in the configurations refer to it, and its
+            normalization statistics are used.
+        :param env_instance_seed: Seed of the environment; `None`: it is not seeded.
+        :param agent_instance_seed: Seed of the policy; `None`: it is not seeded.
+        :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
+        """
         if input_dir:
             env_config = with_files_of(input_dir, env_config, "env")
             wrappers_config = with_files_of(input_dir, wrappers_config, "wrappers")
@@ -200,11 +211,14 @@ class RolloutRunner(Runner, ABC):
 
         An episode's statistics, event log and trajectory are complete when the environment is reset after it.
 
+        :param env: The environment with its wrappers.
+        :param agent: The policy.
+        :param n_episodes: Number of episodes.
         :param render: Show each step with the environment's renderer.
         :param episode_end_callback: Called after each episode, when its records are complete.
         :param episode_seeds: Seeds of each episode; without them, the generators of the first continue.
         :param deterministic: Return deterministic (greedy) actions.
-        :param returns: Gets the sum of the rewards of each episode.
+        :param returns: List to which the return of each episode is appended.
         """
         if render:
             open_window(env)
@@ -256,13 +270,13 @@ class RolloutRunner(Runner, ABC):
     def best_plays(
         env: StructuredEnv, agent: Policy, episode_seeds: EpisodeSeeds, search: Search
     ) -> tuple[Policy, EpisodeSeeds]:
-        """Return a policy and seeds with which each episode takes the best course that a search finds.
+        """Return a policy and seeds that repeat the best play of a search in each episode.
 
         :param env: An environment without recorders.
         :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
-        :param search: What is tried.
-        :raises ConfigError: There is chance in the environment, and `search.clairvoyant` is not set; or first actions
-            are to be tried, which environment or policy do not allow.
+        :param search: Plays that are tried.
+        :raises ConfigError: The environment is stochastic, and `search.clairvoyant` is not set; or environment or
+            policy do not allow first actions to be tried.
         """
         if not search.is_active:
             return agent, episode_seeds

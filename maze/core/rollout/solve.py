@@ -43,10 +43,10 @@ EpisodeSeeds = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Search:
-    """What is tried before an episode is recorded as it went best.
+    """Plays that are tried before the best one is repeated and recorded.
 
     :param best_of: Number of sampled plays; 1: none is tried.
-    :param clairvoyant: Allow it where there is chance.
+    :param clairvoyant: Allow it in stochastic environments.
     :param starts: `first_action`: every first action is tried instead, and continued greedily.
     :raises ConfigError: A value is out of its range.
     """
@@ -70,7 +70,7 @@ class Search:
     def check_chance(self, env: Any) -> None:
         """Refuse to choose among plays with hindsight.
 
-        :raises ConfigError: There is chance in the environment, and `clairvoyant` is not set.
+        :raises ConfigError: The environment is stochastic, and `clairvoyant` is not set.
         """
         if self.clairvoyant or not self.is_active:
             return
@@ -126,7 +126,7 @@ def solve(
     :param n_samples: Plays of each instance; 1: one with greedy actions, more: with sampled ones.
     :param starts: `first_action`: each first action is tried and continued greedily, instead of samples.
     :param seed: Seed of the policy and the environment.
-    :param clairvoyant: Allow several plays where there is chance: the best is then chosen with hindsight.
+    :param clairvoyant: Allow several plays in stochastic environments: the best is then chosen with hindsight.
     :param trusted_packages: Packages whose classes the configuration of the run may name.
     :raises ConfigError: There are no instances, they do not fit, or environment or policy cannot act in batches.
     """
@@ -309,7 +309,7 @@ class BestPlays(Policy):
     :param env: Vectorised simulation of the environment, and its time limit.
     :param policy: The policy whose plays are tried.
     :param seeds: Seeds of environment and agent of each episode; this policy is seeded with its number instead.
-    :param search: What is tried.
+    :param search: Plays that are tried.
     """
 
     def __init__(

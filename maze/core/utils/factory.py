@@ -113,6 +113,8 @@ def path_of(named: Any) -> str:
 def refuse_forbidden_path(path: str, where: str = "") -> None:
     """Refuse targets that execute commands or code, or access files, by their path.
 
+    :param path: Import path of the target.
+    :param where: Configuration key, for messages.
     :raises ConfigError: The path is one of them.
     """
     if is_file_name(path):
@@ -270,7 +272,12 @@ class Factory(Generic[BaseType]):
         return cast(BaseType, built)
 
     def type_or_function(self, name: str, config_path: str = "") -> Any:
-        """Return the target of a name; factories with short names override this."""
+        """Return the target of a name; factories with short names override this.
+
+        :param name: Import path.
+        :param config_path: Configuration key, for messages.
+        :raises ConfigError: The target does not exist, or is refused.
+        """
         return locate(name, config_path)
 
 
@@ -279,6 +286,8 @@ def plain_container(config: Any, config_path: str = "") -> Any:
 
     Other values are returned unchanged.
 
+    :param config: The configuration.
+    :param config_path: Its key, for messages.
     :raises ConfigError: A value is missing, or an interpolation cannot be resolved.
     """
     if not type(config).__module__.startswith("omegaconf."):

@@ -297,7 +297,11 @@ class Store:
         }
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a file.
+
+        :param name: Path relative to the directory.
+        :raises ConfigError: The file cannot be read.
+        """
         path = f"{self._root}/{name}"
         with self._explained("cannot be read"):
             if self._files is None:
@@ -307,7 +311,12 @@ class Store:
                 return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically."""
+        """Write a file atomically.
+
+        :param name: Path relative to the directory; missing parents are created.
+        :param content: The content.
+        :raises ConfigError: The file cannot be written.
+        """
         path = f"{self._root}/{name}"
         with self._explained("cannot be written to"):
             if self._files is None:

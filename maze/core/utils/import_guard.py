@@ -91,6 +91,8 @@ class ImportGuard:
     def spec_of(self, name: str, is_submodule: bool) -> ModuleSpec | None:
         """Return the spec of a module; `None`: Python's default.
 
+        :param name: Full name of the module.
+        :param is_submodule: Whether it belongs to a package that is imported already.
         :raises ForeignModuleError: The module may not be imported.
         """
         package = name.partition(".")[0]

@@ -64,7 +64,7 @@ _NAMES_ITSELF = (type, FunctionType, BuiltinFunctionType)
 def read_pickle(content: bytes | memoryview, find: Find, persistent: Callable[[Any], Any] | None = None) -> Any:
     """Read the value of a pickle.
 
-    :param content: The pickle and nothing else.
+    :param content: The pickle, without further bytes.
     :param find: Returns the rule for each name in it.
     :param persistent: Returns the object of a persistent id.
     :raises RefusedPickleError: The pickle contains an operation that its rules do not permit.

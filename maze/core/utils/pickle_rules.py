@@ -147,7 +147,7 @@ def _fill_as_python_does(made: Any, state: Any) -> None:
 def _checked(of: Callable[..., Any], is_permitted: Callable[..., bool], expected: str) -> Callable[..., Any]:
     """Return a function that calls `of` with permitted arguments only.
 
-    :param of: What makes the object.
+    :param of: Class or function that creates the object.
     :param is_permitted: Check of the arguments.
     :param expected: The permitted arguments, for messages.
     """

@@ -57,7 +57,7 @@ def safe_load(
     :param allowed: Further classes, full names, or patterns `package.module.*`. They are trusted: their constructors
         are called with arguments from the file.
     :param allow_pickle: Trust the file: allow everything, including the execution of code in it.
-    :param hint: How to allow a type, for the error message.
+    :param hint: Instruction to permit a type, for messages.
     :param data_classes: Full names of classes whose instances are filled without calling code of the class, and of
         event interfaces, which are imported if a file names them. A pattern `package.*` matches classes defined there
         that only store data and are derived only from each other and listed classes.
@@ -90,7 +90,7 @@ class _Names:
     :param allowed: Trusted classes, full names, or patterns `package.module.*`.
     :param data_classes: Full names of data classes and event interfaces.
     :param own_packages: Packages of the user with data classes.
-    :param way_in: How to allow a type, for messages.
+    :param way_in: Instruction to permit a type, for messages.
     """
 
     def __init__(

@@ -321,7 +321,12 @@ class StoredConfig:
 
 
 def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
-    """Yield all keys and values of a configuration, at any depth."""
+    """Yield all keys and values of a configuration, at any depth.
+
+    :param node: The configuration, in plain containers.
+    :param key: Its key.
+    :param use: The key that determines their use, see :class:`StoredText`.
+    """
     if isinstance(node, dict):
         for name, value in node.items():
             inner = f"{key}.{name}" if key else str(name)

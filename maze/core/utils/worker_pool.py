@@ -112,7 +112,13 @@ class TaskPool(ABC):
 
     @abstractmethod
     def submit(self, actor: int, name: str, method: str, *arguments: Any) -> Task:
-        """Submit a call of a method of a hosted object; results of :meth:`put` arrive as their values."""
+        """Submit a call of a method of a hosted object; results of :meth:`put` arrive as their values.
+
+        :param actor: Index of the actor.
+        :param name: Name of the object, see :meth:`host`.
+        :param method: Name of its method.
+        :param arguments: Arguments of the method; they are pickled.
+        """
 
     @abstractmethod
     def finished(self, tasks: Sequence[Task], n_wanted: int = 1, wait: bool = True) -> list[Task]:
@@ -177,7 +183,7 @@ class TaskPool(ABC):
         return
 
     def report_work(self, statistics: LogStatsAggregator) -> ClusterEvents:
-        """Add what the actors have done since the last call to the statistics of an epoch.
+        """Add the work of the actors since the last call to the statistics of an epoch.
 
         :param statistics: Statistics of the epoch.
         :return: The event topic, for further events.
@@ -261,7 +267,7 @@ class EnvWorkerError(WorkerError):
     """A worker process failed.
 
     :param text: The message.
-    :param worker_index: Which worker.
+    :param worker_index: Index of the worker.
     :param env_indices: The environments it stepped.
     :param pid: Its process id.
     :param call: The call it was in.
@@ -612,9 +618,9 @@ class ProcessPool(TaskPool):
     def _error(self, what: str, worker: Worker, advice: str = "", trace: str = "") -> EnvWorkerError:
         """Return the error that names a failed worker.
 
-        :param what: What happened to it.
+        :param what: The event, for the message.
         :param worker: The worker.
-        :param advice: What to do about it.
+        :param advice: Remedy, for the message.
         :param trace: The original traceback, if there is one.
         """
         call, during, n_beside = "", "", len(self._beside(worker))

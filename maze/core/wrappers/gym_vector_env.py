@@ -36,8 +36,8 @@ class GymBatch(BatchedCoreEnv):
     * `SAME_STEP`: the vector environment resets the member; the last observation is in `info["final_obs"]`.
     * `DISABLED`: those members are reset, with `options={"reset_mask": ...}`.
     * `NEXT_STEP`: the autoreset is pending until the next call, in which the action of the member is ignored. Meanwhile
-      the member is `pausing`, its observation is that at the beginning of its first episode, and nothing is counted or
-      learned.
+      the member is in `autoreset_pending`, its observation is that at the beginning of its first episode, and the call
+      is neither counted nor learned from.
 
     If the episodes of all members end together, all of them are reset in any mode but `SAME_STEP`.
 

@@ -116,7 +116,7 @@ class EpisodeRecorder:
         return result
 
     def reset(self, env_reset: Callable[..., Any], **kwargs: Any) -> Any:
-        """Publish the episode so far and begins a new one."""
+        """Publish the episode so far, and begin a new one."""
         self.publish()
         # Steps that wrappers take during a reset are not part of the episode; events that remain at its end are.
         self._is_resetting = True
@@ -324,7 +324,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
     @override(Wrapper)
     def reset(self, **kwargs: Any) -> Any:
-        """Publish the statistics of the episode so far and begins a new one."""
+        """Publish the statistics of the episode so far, and begin a new one."""
         return self._recorder.reset(self._env_reset, **kwargs)
 
     def publish_episode(self) -> None:
@@ -343,7 +343,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         self._recorder.discard()
 
     def close(self) -> None:
-        """Publish the last episode if it is finished, and closes the environment."""
+        """Publish the last episode if it is finished, and close the environment."""
         if self._recorder.is_done:
             self._recorder.publish()
         self.env.close()
@@ -388,7 +388,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
         :param event_name: Interface and event, separated by a dot.
         :param metric_name: The attribute to draw.
-        :param aggregation_func: How several values of one step are joined, as pandas understands it.
+        :param aggregation_func: Aggregation of several values of one step, a function or a name of pandas.
         :param group_by: Attribute for each value of which a line is drawn.
         :param post_processing_func: Applied to each line, as pandas understands it.
         """

@@ -147,7 +147,7 @@ def checked_time_limit(name: str, seconds: Any) -> float | None:
 
     :param name: Key of the configuration, for the error message.
     :param seconds: A positive number, or `None`.
-    :raises ConfigError: It is something else.
+    :raises ConfigError: `seconds` is neither.
     """
     if seconds is None:
         return None

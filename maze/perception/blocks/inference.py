@@ -155,7 +155,7 @@ class Candidates:
         """Reduce the inputs to the number of rows of the largest set of the batch.
 
         :param inputs: Inputs with any leading batch dimensions.
-        :return: The inputs and the indices of their rows. None: it does not pay.
+        :return: The inputs and the indices of their rows. `None`: gathering is not faster.
         """
         if torch.compiler.is_compiling() or not all(key in inputs for key in (self.items, *self.masks)):
             return None  # graphs cannot branch on values; blocks report missing inputs

@@ -305,7 +305,9 @@ def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
     """Instantiate a configuration, or return a given object.
 
     :param where: Place in the configuration, for messages.
-    :param arguments: Arguments that the configuration need not state; what it states has priority.
+    :param arguments: Defaults of arguments; those of the configuration have priority.
+    :param base_type: Type of the result.
+    :param config: A mapping with `_target_`, or the object.
     :raises ConfigError: There is nothing to build, or it does not take its arguments; the message names the place.
     """
     if config is None:
@@ -326,6 +328,8 @@ def embedding_spaces(
 ) -> dict[Any, dict[str, spaces.Space[Any]]]:
     """Return spaces of the outputs that are not action heads, by step key.
 
+    :param policy: The policy.
+    :param observation_spaces_dict: Observation spaces by step key.
     :raises ConfigError: A network cannot process the observations, or does not return a dictionary.
     """
     heads = policy.distribution_mapper.action_heads

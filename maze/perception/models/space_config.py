@@ -23,7 +23,7 @@ _FORMAT = "maze-spaces-1"
 
 @dataclass
 class SpacesConfig:
-    """Action and observation spaces and agent counts of an environment: all that a model composer needs to know.
+    """Action and observation spaces and agent counts of an environment, the input of model composers.
 
     The file is a pickle of plain dictionaries, lists, numbers, strings and bytes. It names no types, so loading it
     cannot execute anything.
@@ -47,10 +47,10 @@ class SpacesConfig:
                     )
 
     def differences(self, env: Any) -> list[str]:
-        """Return what keeps a model of these spaces from acting in an environment; empty: nothing.
+        """Return the reasons why a model of these spaces cannot act in an environment; empty: it can.
 
-        Observations that the environment has beyond these do no harm, nor do other bounds of observations, nor does
-        another number of candidates (see :func:`~maze.core.agent.random_policy.candidates_of`).
+        Additional observations, other bounds of observations and other numbers of candidates are permitted (see
+        :func:`~maze.core.agent.random_policy.candidates_of`).
         """
         found = []
         chosen = candidates_of(self.action_spaces_dict, self.observation_spaces_dict)
@@ -74,7 +74,7 @@ class SpacesConfig:
         """Raise a `CheckpointError` that names the differences, if a model of these spaces cannot act.
 
         :param env: The environment.
-        :param origin: Where the model comes from.
+        :param origin: Source of the model, for messages.
         """
         if differences := self.differences(env):
             raise CheckpointError(
@@ -99,7 +99,7 @@ class SpacesConfig:
     def load(cls, in_file_path: str | Path) -> SpacesConfig:
         """Read the file.
 
-        :raises CheckpointError: The file is missing, damaged, or something else.
+        :raises CheckpointError: The file is missing, damaged, or not a file of spaces.
         """
         path = Path(in_file_path)
         if not path.is_file():

@@ -31,7 +31,7 @@ Places: TypeAlias = Mapping[str, Place]
 Array: TypeAlias = np.ndarray[Any, Any]
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, weight_init.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
-"""The activations that programs know."""
+"""The activations of programs."""
 
 # If a subclass replaces one of them, an inherited description does not apply.
 _COMPUTING_METHODS = ("forward", "normalized_forward", "latent")
@@ -175,7 +175,7 @@ class ProgramReader:
 
 
 def read_program(network: nn.Module, is_for_population: bool = False) -> Program | None:
-    """Return the program of a network; `None` where only the module itself can compute what it does.
+    """Return the program of a network; `None` where only the module itself can compute its outputs.
 
     :param is_for_population: See :class:`ProgramReader`.
     """
@@ -253,7 +253,7 @@ class NumpyNetwork:
         return self._run(observation, _ALL)
 
     def is_current(self) -> bool:
-        """Return whether the network still is what it was, with its parameters in the memory that is read here."""
+        """Return whether the network is unchanged and its parameters are still in the memory that is read here."""
         return self._addresses_now() == self._addresses and self._modules.are_unchanged()
 
     def _addresses_now(self) -> list[int]:
@@ -274,7 +274,7 @@ def in_numpy(network: nn.Module) -> NumpyNetwork | None:
 def population_in_numpy(
     network: nn.Module, stacked: Mapping[int, Array]
 ) -> Callable[[Mapping[str, Array], Rows], Arrays] | None:
-    """Return the network with many sets of parameters in NumPy, of which each computes the same in any company.
+    """Return the network with many sets of parameters in NumPy; the results of a set do not depend on the others.
 
     :param stacked: Arrays `[n_rows, *shape]` for parameters, by `id`; their memory is read at every call. Other
         parameters are the network's own.

@@ -397,12 +397,14 @@ def test_scores_of_valid_items_are_those_without_a_mask(monkeypatch: pytest.Monk
             torch.testing.assert_close(other, one)
 
 
-def test_pooling_and_its_gradient_are_those_of_the_items_that_each_mask_allows() -> None:
+@pytest.mark.parametrize("width", [4, 40])
+def test_pooling_and_its_gradient_are_those_of_the_items_that_each_mask_allows(width: int) -> None:
     torch.manual_seed(0)
-    block = blocks.SetAttentionBlock(["x", "m", "n"], "out", [(5, 3), (5,), (5,)], [4], 0, False, nn.Tanh)
+    block = blocks.SetAttentionBlock(["x", "m", "n"], "out", [(5, 3), (5,), (5,)], [width], 0, False, nn.Tanh)
     masks = [torch.ones(3, 5), torch.tensor([[0.0, 1.0, 0.0, 1.0, 1.0], [0.0] * 5, [1.0, 0.0, 0.0, 0.0, 0.0]])]
-    items, weights = torch.randn(3, 5, 3), torch.randn(3, 16)
-    items[0, 3] = items[0, 1]  # equal maxima share the derivative, as those of `amax`
+    items, weights = torch.randn(3, 5, 3), torch.randn(3, 4 * width)
+    if width > 4:
+        items[0, 3] = items[0, 1]  # equal maxima share the derivative, as those of `amax`
     items.requires_grad_()
     pooled = block({"x": items, "m": masks[0], "n": masks[1]})["out"]
     (gradient,) = torch.autograd.grad((pooled * weights).sum(), items)
@@ -410,8 +412,8 @@ def test_pooling_and_its_gradient_are_those_of_the_items_that_each_mask_allows()
     for index in range(3):
         features = block.dense_block.net(items[index])
         for chosen in (features[mask[index] > 0] for mask in masks):
-            expected += [chosen.mean(0), chosen.amax(0)] if len(chosen) else [torch.zeros(4)] * 2
-    reference = torch.cat(expected).view(3, 16)
+            expected += [chosen.mean(0), chosen.amax(0)] if len(chosen) else [torch.zeros(width)] * 2
+    reference = torch.cat(expected).view(3, 4 * width)
     torch.testing.assert_close(pooled, reference)
     torch.testing.assert_close(gradient, torch.autograd.grad((reference * weights).sum(), items)[0])
     with torch.no_grad():

@@ -123,7 +123,7 @@ class JoinedLog:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def summary(self) -> str:
-        """Describe in one line what was joined and what was left out."""
+        """Describe the joined and the omitted entries in one line."""
         n = sum(len(step.substep_records) for episode in self.episodes for step in episode.step_records)
         missing = "; ".join(f"{count} {why}" for why, count in sorted(self.left_out.items()))
         return f"{n} decisions in {len(self.episodes)} episodes; left out: {missing or 'none'}."
@@ -153,7 +153,7 @@ def is_decision_log(path: str | Path) -> bool:
 
 
 def read_decisions(path: str | Path, env: MazeEnv[Any] | None = None) -> list[SpacesTrajectoryRecord]:
-    """Read the complete episodes of a decision log; log a warning of what is left out.
+    """Read the complete episodes of a decision log; log a warning about omitted entries.
 
     :param path: Directory of the log, or one of its files.
     :param env: The environment, for its sub-step keys.

@@ -97,7 +97,7 @@ class LoggedSteps:
 
     @property
     def has_target(self) -> Array:
-        """Whether it is known what followed a decision, `[n_decisions]`: not where an episode was truncated without a
+        """Whether the successor of a decision is known, `[n_decisions]`: not where an episode was truncated without a
         recorded observation after it."""
         return np.asarray(self.terminated | (self.next_rows >= 0))
 
@@ -116,14 +116,17 @@ class LoggedSteps:
         return np.where(self.terminated, 0.0, np.where(same_step, 1.0, gamma))
 
     def returns(self, gamma: float = 1.0) -> Array:
-        """Return the discounted sum of the rewards of each episode, `[n_episodes]`."""
+        """Return the discounted sum of the rewards of each episode, `[n_episodes]`.
+
+        :param gamma: Discount per environment step, in [0, 1].
+        """
         return np.add.reduceat(self.rewards * gamma**self.steps, self.episode_starts[:-1])
 
     def padded(self, values: Array, fill: float) -> Array:
         """Return values of decisions by episode.
 
         :param values: `[n_decisions]`.
-        :param fill: What stands behind the end of shorter episodes.
+        :param fill: Value after the end of shorter episodes.
         :return: `[n_episodes, longest]`.
         """
         lengths = self.lengths
@@ -274,7 +277,7 @@ class _Builder:
 
 
 def _first_observation_after(episode: Sequence[tuple[int, SpacesRecord]]) -> Mapping[str, Any] | None:
-    """Return what the first actor observed after the last step of an episode.
+    """Return the observation of the first actor after the last step of an episode.
 
     Records do not name the observing actor. `None`: no observation was recorded, or it is that of another actor: the
     episode was truncated between sub-steps, other actors acted in the last step, or the entries differ.

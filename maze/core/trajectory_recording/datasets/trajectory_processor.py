@@ -23,7 +23,7 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 
 
 class TrajectoryProcessor(ABC):
-    """Filter or changes trajectories, and converts them to observations and actions."""
+    """Filter or modify trajectories, and convert them to observations and actions."""
 
     @abstractmethod
     def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any] | list[TrajectoryRecord[Any]]:
@@ -69,7 +69,10 @@ class TrajectoryProcessor(ABC):
     ) -> list[list[StructuredSpacesRecord]]:
         """Pre-process and convert a trajectory.
 
+        :param trajectory: The recorded trajectory.
+        :param conversion_env: See :meth:`convert_trajectory_with_env`.
         :return: The steps of each resulting trajectory that has any.
+        :raises ConfigError: The trajectory cannot be converted.
         """
         processed = self.pre_process(trajectory)
         trajectories = processed if isinstance(processed, list) else [processed]

@@ -35,7 +35,11 @@ class ActionRecord:
     """Actor and action of each (sub-)step."""
 
     def append(self, actor_id: ActorID, action: Any) -> None:
-        """Add the next action."""
+        """Add the next action.
+
+        :param actor_id: The actor.
+        :param action: Its action, numbers or arrays by action head.
+        """
         self.actions.append((actor_id, action))
 
     def copy(self) -> ActionRecord:
@@ -64,6 +68,7 @@ class ActionRecord:
     def load(cls, path: Path | str) -> ActionRecord:
         """Read a file of :meth:`save`.
 
+        :param path: The file.
         :raises CheckpointError: The file cannot be read, or is not a record of actions.
         """
         try:

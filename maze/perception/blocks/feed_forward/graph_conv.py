@@ -24,6 +24,8 @@ class GraphAdjacencyMethods:
         """Normalise symmetrically by the square roots of the degrees (Kipf and Welling 2017, eq. 2).
 
         A node without connections neither sends nor receives.
+
+        :param adjacency: `[..., nodes, nodes]`, weights of at least 0; the result has the same shape.
         """
         degree = adjacency.sum(dim=-1)
         connected = degree > 0

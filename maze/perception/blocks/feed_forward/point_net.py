@@ -48,7 +48,7 @@ class PointwiseLayers(nn.Module):
         """Apply the same layers to each point.
 
         :param points: `(..., widths[0])`.
-        :param valid: Which points count, boolean `(..., 1)`; None: all. Statistics of batches leave out the others.
+        :param valid: Mask of valid points, boolean `(..., 1)`; None: all. Statistics of batches leave out the others.
         :return: `(..., widths[-1])`.
         """
         rows = points.flatten(end_dim=-2)
@@ -77,7 +77,7 @@ class AlignmentNet(nn.Module):
         """Multiply the points by a learned transformation.
 
         :param points: `(batch, points, n_features)`.
-        :param valid: Which points count, boolean `(batch, points, 1)`; None: all.
+        :param valid: Mask of valid points, boolean `(batch, points, 1)`; None: all.
         :return: The aligned points.
         """
         pooled = pool(self.points(points, valid), "max", [-2], valid)
@@ -94,7 +94,7 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
 
     :param in_keys: Key of the points and, optionally, of the mask.
     :param embedding_dim: Number of features of the output.
-    :param pooling_func_name: How points are joined: `max`, `mean`, `sum` or `min`.
+    :param pooling_func_name: Pooling over points: `max`, `mean`, `sum` or `min`.
     :param use_feature_transform: Whether intermediate features are aligned by a predicted matrix, as the points are.
     :param use_batch_norm: Whether layers that are applied to each point are followed by batch normalisation.
     :param non_lin: The activation between layers.

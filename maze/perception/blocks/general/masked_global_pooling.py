@@ -11,8 +11,8 @@ from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDic
 class MaskedGlobalPoolingBlock(PerceptionBlock):
     """Pool unmasked features over one or more dimensions.
 
-    The optional second input is the mask, positive where features count. It has the shape of the features, or that of
-    their first dimensions: a mask `(n,)` for features `(n, f)`. Where nothing counts the result is zero.
+    The optional second input is the mask, positive for valid features. It has the shape of the features, or that of
+    their first dimensions: a mask `(n,)` for features `(n, f)`. Without valid features the result is zero.
 
     :param in_keys: Key of the features, or keys of the features and of the mask.
     :param pooling_func: `mean`, `sum`, `max` or `min`.

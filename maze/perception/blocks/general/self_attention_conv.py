@@ -58,7 +58,7 @@ class SelfAttentionConvBlock(ShapeNormalizationBlock):
             scores = scores.masked_fill(ignored, torch.finfo(scores.dtype).min)
             weights = scores.softmax(dim=-1).masked_fill(ignored, 0.0)  # zeros where no pixel counts
         else:
-            weights = scores.softmax(dim=-1)  # row: what a pixel attends to
+            weights = scores.softmax(dim=-1)  # row: weights of the pixels that a pixel attends to
         output = torch.bmm(value, self.dropout(weights).transpose(1, 2)).reshape(image.shape)
         if self.add_input_to_output:
             output = image + self.gamma * output

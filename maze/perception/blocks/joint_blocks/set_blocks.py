@@ -28,10 +28,12 @@ _T = TypeVar("_T")
 _EXCLUDED = -1e30
 # Products of a varying number of rows are padded to a multiple: oneDNN compiles a kernel for each number.
 _ROWS_OF_PRODUCTS = 512
+# Width of items from which maxima without indices are faster.
+_WIDE = 32
 MANY_ROWS = 4096
 """Number of rows of a batch below which gathering those that count costs more than it saves."""
 SHARE_WORTH_IT = 0.75
-"""Share of rows of the largest set of a batch up to which gathering pays."""
+"""Share of rows of the largest set of a batch up to which gathering is faster."""
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):
@@ -181,39 +183,43 @@ def _pooled(features: torch.Tensor, masks: Sequence[torch.Tensor]) -> list[torch
 
 
 class _Pooling(torch.autograd.Function):
-    """Mean and maximum over the valid items, of which equal maxima share the derivative.
+    """Mean and maximum over the valid items, with a derivative that touches all features once.
 
-    torch takes twenty times as long for a maximum with its index as for the maximum alone.
+    torch takes twenty times as long for a maximum of wide items with its index as for the maximum alone, by which the
+    places are found then. Equal maxima share the derivative.
     """
 
     @staticmethod
     def compute(features: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """Return the result `[..., n_masks, 2, width]`, the weights of the means, and the features for each mask,
-        lowered where it is not positive.
+        """Return the result `[..., n_masks, 2, width]`, the weights of the means, and for each mask the indices of the
+        maxima `[..., width]`, or the features, lowered where it is not positive, that they are found in.
         """
         n_valid = valid.sum(-1, keepdim=True)
         weights = (valid / n_valid.clamp(min=1)).to(features.dtype)
         excluded = torch.zeros_like(weights).masked_fill_(~valid, torch.finfo(features.dtype).min)
-        lowered = [features + each.unsqueeze(-1) for each in excluded.unbind(-2)]
-        maxima = torch.stack([each.amax(-2) for each in lowered], dim=-2).masked_fill(n_valid == 0, 0.0)
-        return torch.stack([weights @ features, maxima], dim=-2), weights, lowered
+        lowered = (features + each.unsqueeze(-1) for each in excluded.unbind(-2))
+        highest = [(each.amax(-2), each) if each.shape[-1] >= _WIDE else each.max(-2) for each in lowered]
+        maxima = torch.stack([values for values, _ in highest], dim=-2).masked_fill(n_valid == 0, 0.0)
+        return torch.stack([weights @ features, maxima], dim=-2), weights, [places for _, places in highest]
 
     @staticmethod
     def forward(ctx: Any, features: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor]:
-        result, weights, lowered = _Pooling.compute(features, valid)
-        highest = result[..., 1:, :].unbind(-3)
-        ctx.save_for_backward(weights, *[each.eq_(value) for each, value in zip(lowered, highest, strict=True)])
+        result, weights, places = _Pooling.compute(features, valid)
+        pairs = zip(places, result[..., 1:, :].unbind(-3), strict=True)
+        ctx.save_for_backward(weights, *(one.eq_(value) if one.is_floating_point() else one for one, value in pairs))
         return (result,)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        weights, *are_highest = ctx.saved_tensors
-        of_features = torch.zeros_like(are_highest[0])
-        parts = zip(weights.unsqueeze(-1).unbind(-3), are_highest, gradients[0].unbind(-3), strict=True)
-        for weight, is_highest, of_result in parts:
-            of_mean, of_highest = of_result.chunk(2, dim=-2)
-            share = of_highest / is_highest.sum(-2, keepdim=True).clamp_(min=1.0)
-            of_features.addcmul_(weight, of_mean).addcmul_(is_highest, share)
+        weights, *places = ctx.saved_tensors
+        of_means, of_maxima = gradients[0].unbind(-2)
+        of_features = weights.transpose(-1, -2) @ of_means
+        of_maxima = (of_maxima * weights.any(-1, keepdim=True)).unsqueeze(-2)
+        for place, of_highest in zip(places, of_maxima.unbind(-3), strict=True):
+            if place.dtype is torch.int64:
+                of_features.scatter_add_(-2, place.unsqueeze(-2), of_highest)
+            else:
+                of_features.addcmul_(place, of_highest / place.sum(-2, keepdim=True).clamp_(min=1.0))
         return of_features, None
 
 
@@ -251,7 +257,7 @@ class GatheredRows:
 
 
 def _first_rows(*masks: Array) -> Array:
-    """Return flat indices `[n_sets, n_kept]` of the rows to keep; without columns where gathering does not pay."""
+    """Return flat indices `[n_sets, n_kept]` of the rows to keep; without columns where gathering is not faster."""
     n = masks[0].shape[-1]
     counts = reduce(np.logical_or, [mask > 0 for mask in masks]).reshape(-1, n)
     n_kept = int(counts.sum(axis=1).max(initial=0))

@@ -52,13 +52,15 @@ class LinearOutputBlock(ShapeNormalizationBlock):
 
 
 class GaussianOutputBlock(ShapeNormalizationBlock):
-    """Logits of a normal distribution: means by a linear layer, and one learned logarithm of the standard deviation for
-    each component of the action, whatever is observed (as Schulman et al. 2015, Trust region policy optimization).
+    """Logits of a normal distribution with a standard deviation that does not depend on the observation.
+
+    The means are outputs of a linear layer. The logarithms of the standard deviations are learned parameters, one for
+    each component of the action (Schulman et al. 2015, Trust region policy optimization).
 
     Input `(batch, features)`, output `(batch, 2 * n_components)`: the means, then the logarithms.
 
-    The latter are the bias of a linear layer whose weights are zero and frozen: so nothing that reads networks (acting
-    in NumPy, populations of evolution strategies, exported policies) has to know another kind of parameter.
+    The latter are the bias of a linear layer whose weights are zero and frozen: acting in NumPy, populations of
+    evolution strategies and exported policies then need no further kind of parameter.
 
     :param n_components: Number of components of the action.
     :param log_std: Logarithm of the standard deviations at first.

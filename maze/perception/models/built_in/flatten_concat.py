@@ -44,7 +44,10 @@ class FlattenConcatBaseNet(nn.Module):
         self._only_flat_key = next(iter(obs_shapes)) if [len(s) for s in self._obs_shapes.values()] == [1] else None
 
     def latent(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the output of the last dense layer, `[..., n_latent]`."""
+        """Return the output of the last dense layer, `[..., n_latent]`.
+
+        :param x: Observations `[..., *shape]` by key.
+        """
         if self._only_flat_key is not None:
             features = x[self._only_flat_key]
             return self.hidden(features if features.is_floating_point() else features.float())  # type: ignore[no-any-return]  # nn.Module.__call__
@@ -55,7 +58,7 @@ class FlattenConcatBaseNet(nn.Module):
         return self.hidden(torch.cat(flat, dim=-1))  # type: ignore[no-any-return]  # nn.Module.__call__
 
     def describe_latent(self, reader: ProgramReader, inputs: Places) -> Place:
-        """Return what :meth:`latent` does, see :mod:`maze.perception.program.network_program`."""
+        """Return the program of :meth:`latent`, see :mod:`maze.perception.program.network_program`."""
         flat = [reader.flatten(inputs[key], len(shape)) for key, shape in self._obs_shapes.items()]
         return reader.layer(self.hidden, reader.concatenate(flat, axis=-1))
 
@@ -102,7 +105,10 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
         )
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return logits by action head, `[..., *logits shape]`."""
+        """Return logits by action head, `[..., *logits shape]`.
+
+        :param x: Observations `[..., *shape]` by key.
+        """
         latent = self.latent(x)
         if self._only_flat_head is not None:
             return {self._only_flat_head: self._modules["heads"][0](latent)}  # type: ignore[index]  # a ModuleList
@@ -136,7 +142,10 @@ class FlattenConcatStateValueNet(FlattenConcatBaseNet):
         self.value_head.apply(make_module_init_normc(1.0))
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the value of the state, `{"value": [..., 1]}`."""
+        """Return the value of the state, `{"value": [..., 1]}`.
+
+        :param x: Observations `[..., *shape]` by key.
+        """
         return {"value": self.value_head(self.latent(x))}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
@@ -165,7 +174,10 @@ class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
         self.heads.apply(make_module_init_normc(0.1))
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the values by key, `[..., n]`."""
+        """Return the values by key, `[..., n]`.
+
+        :param x: Observations, and actions where the critic takes them, `[..., *shape]` by key.
+        """
         latent = self.latent(x)
         return {key: head(latent) for key, head in zip(self._q_value_keys, self.heads, strict=True)}
 

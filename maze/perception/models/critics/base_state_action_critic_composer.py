@@ -89,7 +89,7 @@ class SharedStateActionCriticComposer(BaseStateActionCriticComposer):
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param action_spaces_dict: Action spaces by step key.
-    :param networks: The one network, or its configuration; also as the only item of a list or mapping.
+    :param networks: The network or its configuration, also as the only item of a list or mapping.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class SharedStateCriticComposer(BaseStateCriticComposer):
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
-    :param networks: The one network, or its configuration; also as the only item of a list or mapping.
+    :param networks: The network or its configuration, also as the only item of a list or mapping.
     :param stack_observations: Stack what several sub-steps or agents observe under the same key; the network then gets
         the shape `(number of observations, *shape)` for it.
     """

@@ -195,7 +195,13 @@ class EnvGroup:
     def collect(self, token: int, structure: Any, weights: Any, generators: Generators, plan: RolloutPlan) -> Fragment:
         """Collect and check a rollout; it is valid until the next one. See :meth:`_acting` for the policy.
 
+        :param token: Number of the policy.
+        :param structure: The policy, as published by the pool.
+        :param weights: Its weights, uint8 `[n_bytes]`; `None`: unchanged.
+        :param generators: Its random generators.
         :param plan: Parameters of the rollout.
+        :raises NonFiniteError: A value of the rollout is NaN or infinite.
+        :raises EnvironmentContractError: An environment breaks its contract.
         """
         policy, env, key = self._acting(token, structure, weights, generators), self.env, plan[:2]
         env.keep_terminal_observations = plan.keeps_terminal
@@ -219,7 +225,13 @@ class EnvGroup:
     def play(
         self, token: int, structure: Any, weights: Any, generators: Generators, budget: np.ndarray, deterministic: bool
     ) -> Fragment:
-        """Play `budget` episodes of each environment, `[n_envs]`; see :meth:`StructuredVectorEnv.play_episodes`."""
+        """Play `budget` episodes of each environment, see :meth:`StructuredVectorEnv.play_episodes`.
+
+        The arguments without a description are those of :meth:`collect`.
+
+        :param budget: Number of episodes of each environment, `[n_envs]`.
+        :param deterministic: Whether to take the most probable actions.
+        """
         policy = self._acting(token, structure, weights, generators)
         self._episodes.clear()
         play_episodes(policy, self.env, budget.copy(), deterministic)
@@ -317,7 +329,12 @@ class EnvGroups:
         return spaces[0]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method of all groups in parallel; see :class:`EnvGroup`."""
+        """Call a method of all groups in parallel; see :class:`EnvGroup`.
+
+        :param method: Name of the method.
+        :param arguments: Arguments of each group.
+        :return: Results in the order of the groups.
+        """
         return self.pool.call(self._name, method, arguments)
 
     def submit(self, index: int, method: str, *arguments: Any) -> Task:

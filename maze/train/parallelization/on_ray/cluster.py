@@ -149,7 +149,7 @@ def require_cpus(n_needed: float, what: str, advice: str) -> None:
 
     :param n_needed: Number of CPUs needed.
     :param what: The processes that need them, for the message.
-    :param advice: How to use fewer CPUs, for the message.
+    :param advice: Remedy that uses fewer CPUs, for the message.
     :raises ConfigError: The cluster has fewer CPUs.
     """
     if n_needed > n_cpus():
@@ -414,7 +414,7 @@ class ActorPool(TaskPool):
     def _log_not_started(self, actors: Sequence[_Actor]) -> None:
         """Log the number of actors that have not started yet.
 
-        :raises ConfigError: They have been waiting too long.
+        :raises ConfigError: They have waited longer than the limit.
         """
         requested = {actor.description: actor.requested_at for actor in actors if actor.description is not None}
         for ref in self._ready(list(requested), len(requested), 0) if requested else ():

@@ -374,14 +374,25 @@ class StatColumn:
         return self.present
 
     def set(self, step: int, values: Any, where: np.ndarray | None = None) -> None:
-        """Store the values of a step, `[n_envs]`."""
+        """Store the values of a step, `[n_envs]`.
+
+        :param step: Index of the step.
+        :param values: The values.
+        :param where: Mask of existing values, bool `[n_envs]`; `None`: all exist.
+        """
         self.array[step] = values
         if where is not None or self.present is not None or step > self.last + 1:
             self.become_sparse()[step] = True if where is None else where
         self.last = step
 
     def load(self, row: int, start: int, values: np.ndarray, present: np.ndarray) -> None:
-        """Store the values of an environment from a step on."""
+        """Store the values of an environment from a step on.
+
+        :param row: Index of the environment.
+        :param start: First step.
+        :param values: `[n_steps]`.
+        :param present: Mask of existing values, bool `[n_steps]`.
+        """
         if not present[:-1].all():
             self.become_sparse()
         self.array[start : start + len(values), row] = values
@@ -400,7 +411,11 @@ class StatColumn:
         return present
 
     def take(self, index: np.ndarray, n_steps: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the values at indices of the flat array, and the mask of existing ones; `None`: all exist."""
+        """Return the values at indices of the flat array, and the mask of existing ones; `None`: all exist.
+
+        :param index: Indices, int64.
+        :param n_steps: Number of steps that the indices refer to.
+        """
         values: np.ndarray = self.array.ravel().take(index)
         if self.present is None and self.last + 1 >= n_steps:
             return values, None
@@ -408,7 +423,11 @@ class StatColumn:
         return values, is_present
 
     def move(self, start: int, by: int) -> None:
-        """Move the values from step `start` on; free steps have no values."""
+        """Move the values from step `start` on; free steps have no values.
+
+        :param start: First step.
+        :param by: Number of free steps.
+        """
         self.last += by
         self.array = _moved(self.array, start, by)
         if self.present is not None:

@@ -251,7 +251,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         super().write_epoch_stats()
 
     def report_work(self) -> None:
-        """Add what the actors of a cluster have done to the epoch statistics; without a cluster, do nothing."""
+        """Add the statistics of the actors of a cluster to those of the epoch; without a cluster, do nothing."""
         return
 
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:

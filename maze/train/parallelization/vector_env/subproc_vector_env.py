@@ -32,7 +32,8 @@ class SharedArrays:
 
     :param n_envs: Number of environments.
     :param spaces: Object with the spaces as attributes.
-    :param memory: The shared memory, uint8 `[n_bytes]`; `None`: arrays of this process, which tell the size.
+    :param memory: The shared memory, uint8 `[n_bytes]`; `None`: arrays of this process, from which the size is
+        computed.
     """
 
     def __init__(self, n_envs: int, spaces: Any, memory: np.ndarray | None = None) -> None:

@@ -37,7 +37,7 @@ class Risk:
         >>> Risk.parse("0.25*mean + 0.75*cvar:0.1")
         Risk(level=0.1, mean_weight=0.25)
 
-        :raises ConfigError: The text is something else, or the weights do not add up to 1.
+        :raises ConfigError: The text has another form, or the weights do not add up to 1.
         """
         number = r"(\d*\.?\d+)"
         match = re.fullmatch(rf"(?:{number}\*mean\+{number}\*)?cvar:{number}", re.sub(r"\s", "", str(text)))
@@ -52,7 +52,7 @@ class Risk:
         return cls(level, weight)
 
     def weights(self, n_quantiles: int) -> list[float]:
-        """Return the weight of each of `n` quantiles in ascending order; they add up to 1.
+        """Return the weight of each of `n_quantiles` quantiles in ascending order; they add up to 1.
 
         >>> Risk(level=0.5).weights(4)
         [0.5, 0.5, 0.0, 0.0]
@@ -67,15 +67,15 @@ class AlgorithmConfig(CheckedConfig, ABC):
     """Hyperparameters and properties of an algorithm.
 
     An algorithm is this class and a trainer; both may be in any package, and nothing has to be registered:
-    `algorithm._target_` names the configuration's class, which names the rest. The author writes
+    `algorithm._target_` names the configuration's class, which names the trainer. The author writes
 
     * the hyperparameters as fields with defaults and docstrings; types such as :data:`Count` and :data:`Share` are
       checked (in modules with `from __future__ import annotations`), all else in `__post_init__`;
-    * `trainer` and, unless there is none, `critic`, and `distributions` where a policy's logits mean something else;
+    * `trainer` and, unless there is none, `critic`, and `distributions` where a policy's logits have another meaning;
     * a trainer, which defines how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
 
-    Runners and placements, the command line, `RunContext`, model selection, checkpoints and sweeps come by themselves.
-    The attributes below the fields are understood where a configuration makes fields of them.
+    Runners and placements, the command line, `RunContext`, model selection, checkpoints and sweeps need no further
+    code. The attributes below the fields take effect where a configuration defines fields of the same names.
     """
 
     section = "algorithm"
@@ -132,7 +132,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
     critic = "state"
     sequence_length = 0
-    """Most steps of a sequence that gradients of a recurrent model flow back through; 0: no limit. PPO's field."""
+    """Maximum number of steps of truncated back-propagation through time; 0: no limit. PPO's field."""
     value_clip_range = cast("float | None", None)
     """How far one update may move a predicted value before it stops earning gradient. PPO's field."""
 
@@ -143,7 +143,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     critic_burn_in_epochs: Natural = 0
-    """Number of epochs at the start in which the critic learns alone and the policy stays as it is."""
+    """Number of epochs at the start in which only the critic learns."""
 
     n_rollout_steps: Count = 100
     """Number of steps taken in each environment for a rollout."""
@@ -185,7 +185,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Weight of KL(policy || initial policy): keeps a run that starts from a good policy close to it."""
 
     kl_to_initial_decay: Share = field(default=1.0, kw_only=True)
-    """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
+    """Factor of that weight after each epoch in which the policy learns; 1: constant."""
 
     reward_centering: Share = field(default=0.0, kw_only=True)
     """How fast the estimate of the average reward follows each rollout, above 0 to 1; the estimate is subtracted from

@@ -99,6 +99,10 @@ def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
 
     >>> scheduled_lr("linear", 0.1, 0.75)
     0.025
+
+    :param schedule: `constant`, `linear` or `cosine`; the last two end at 0.
+    :param initial_lr: Learning rate at the start.
+    :param progress: Share of the updates.
     """
     progress = min(max(progress, 0.0), 1.0)
     if schedule == "linear":
@@ -107,7 +111,7 @@ def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
 
 
 def require_end_of_schedule(schedule: str, n_epochs: int) -> None:
-    """Raise a `ConfigError` where a learning rate that develops has no end, as `n_epochs` is 0."""
+    """Raise a `ConfigError` if a schedule other than `constant` has no end, as `n_epochs` is 0."""
     if n_epochs == 0 and schedule != "constant":
         raise ConfigError(
             f"algorithm.lr_schedule: `{schedule}` needs the number of epochs; set `algorithm.n_epochs`, or use "
@@ -141,7 +145,7 @@ def _describe_non_finite(losses: Losses, norms: Mapping[Name, Tensor]) -> str:
 
 
 class UpdateStats:
-    """Collect what the events of an interface report, and fire their means.
+    """Collect the values of the events of an interface, and fire their means.
 
     Rows come in the order of the interface; where successive events have the same kind of group, all of one group come
     together.

@@ -34,9 +34,9 @@ class ObservedRows:
     """Sums over the observations of episodes, each of which is a row.
 
     Of each observation the first one of its episode is subtracted, so that entries that do not vary have a variance of
-    exactly 0. A row's sums are the same in any company.
+    exactly 0. A row's sums do not depend on the other rows.
 
-    :param names: Which observations.
+    :param names: Names of the observations.
     :param observation_spaces_dict: Observation spaces by sub-step.
     :param n_rows: Number of episodes side by side.
     """
@@ -85,7 +85,7 @@ class ObservedRows:
                 array[target] = array[source]
 
     def of(self, row: int) -> Moments | None:
-        """Return statistics of an episode; `None` where nothing was to be noted."""
+        """Return statistics of an episode; `None` if it has no observations."""
         parts: list[Moments] = []
         for (_, name), (counts, first, total, squares) in self._sums.items():
             if count := int(counts[row]):
@@ -101,7 +101,7 @@ class ObservedRows:
 def merged(observed: Iterable[Moments]) -> dict[str, CumulativeMovingMeanStd]:
     """Return statistics of several episodes by name, merged in their order.
 
-    :param observed: Those of each.
+    :param observed: Statistics of each.
     """
     found: dict[str, CumulativeMovingMeanStd] = {}
     for moments in observed:
@@ -112,11 +112,11 @@ def merged(observed: Iterable[Moments]) -> dict[str, CumulativeMovingMeanStd]:
 
 class ObservationStatistics:
     """The statistics in all :class:`~maze.perception.blocks.general.input_conversion.RunningNormalizationBlock`
-    of a model, which are the same for all networks, sub-steps and environments that see an observation of that name.
+    of a model, which are the same for all networks, sub-steps and environments with an observation of that name.
 
     Trainers call :meth:`learn` once for each rollout, after they have learned from it. A rollout is collected and
     learned from with the same statistics, those of all rollouts before. Every observation that was acted on counts
-    once, and wherever environments are, they are joined in the order that the rollout has them.
+    once, in the order of the rollout for every placement of the environments.
 
     :param model: The model that is trained.
     """
@@ -141,7 +141,7 @@ class ObservationStatistics:
 
     @property
     def is_missing(self) -> bool:
-        """Whether there are blocks that have not seen anything yet."""
+        """Whether there are blocks without any observations so far."""
         return any(not bool(block.count) for blocks in self._blocks.values() for block in blocks)
 
     def acting_buffers(self) -> list[torch.Tensor]:
@@ -150,7 +150,7 @@ class ObservationStatistics:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Return a context in which the model's weights are replaced, and its statistics stay what they are."""
+        """Return a context in which the model's weights are replaced, but not its statistics."""
         buffers = [buffer for blocks in self._blocks.values() for each in blocks for buffer in each.buffers()]
         before = [buffer.clone() for buffer in buffers]
         try:
@@ -296,7 +296,7 @@ class RewardScaling:
 
 
 class CentredReturns(ReturnFunction):
-    """Returns of what rewards are above their average: simple reward centring (Naik et al. 2024, Reward centering).
+    """Returns of rewards minus their average: simple reward centring (Naik et al. 2024, Reward centering).
 
     Where a problem has no end and is judged by averages, values consist mostly of the average reward divided by `1 -
     gamma`, a constant that carries no information about actions and hides differences that do. Without it `gamma` may
@@ -304,11 +304,11 @@ class CentredReturns(ReturnFunction):
     which is chosen so that targets have mean 0 in each rollout (it drifts unless it is held: Ma et al. 2021, Average-
     reward reinforcement learning with trust region methods).
 
-    What remains is as large as states differ in value: a queue under heavy load has values of hundreds, which a network
-    with outputs around 1 learns too late, if ever. Scaled, it is divided by the standard deviation of the targets.
+    Centred values have the scale of the differences between states: in a queue under heavy load hundreds, which a
+    network with outputs around 1 learns slowly. `is_scaled` divides them by the standard deviation of the targets.
 
     :param returns: Estimates advantages and targets from the rewards that remain.
-    :param rate: How fast the estimates of the average and of the standard deviation follow each rollout, above 0 to 1.
+    :param rate: Step size of the running estimates of average and standard deviation for each rollout, in (0, 1].
     :param is_scaled: Whether values are learned in standard deviations of the targets.
     """
 

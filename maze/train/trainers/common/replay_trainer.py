@@ -132,8 +132,8 @@ def add_demonstrations(replay_buffer: BaseReplayBuffer, dataset: InMemoryDataset
     """Add all trajectories of a data set.
 
     :param replay_buffer: The buffer.
-    :param dataset: Steps with what was observed after them.
-    :param item_length: Number of steps of an item; what is left of a trajectory is not used.
+    :param dataset: Steps with their next observations.
+    :param item_length: Number of steps of an item; the remaining steps of a trajectory are not used.
     :raises ConfigError: The data set holds none that fit the environment.
     """
     for steps in dataset.trajectory_references:
@@ -175,7 +175,7 @@ class ReplayTrainer(EpochTrainer, ABC):
     :param algorithm_config: Hyperparameters, among them those of :class:`ReplayConfig`.
     :param model: The model that is trained and saved.
     :param workers: Collect transitions into a buffer, and draw from it.
-    :param seed: Seed of what is drawn while it learns, for those subclasses that draw something.
+    :param seed: Seed of the random numbers of learning, for subclasses that draw some.
     :param common: Evaluator, model selection and checkpoint file, see
         :class:`~maze.train.trainers.common.trainer.EpochTrainer`.
     """
@@ -283,7 +283,7 @@ class ReplayTrainer(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _begin_training(self, n_epochs: int) -> None:
         if self.observation_statistics.is_missing:
-            self._learn_observation_statistics()  # from what the buffer begins with
+            self._learn_observation_statistics()  # from the initial content of the buffer
         self.model.train()
 
     @override(EpochTrainer)
@@ -307,7 +307,7 @@ class ReplayTrainer(EpochTrainer, ABC):
             self.stats.add_value(event, value, 100.0 * value / sum(seconds.values()))
 
     def _learn_observation_statistics(self) -> None:
-        """Learn from the rows that have come into the buffer; what is drawn of it is normalized with the newest."""
+        """Learn the statistics from the new rows of the buffer; sampled rows are normalized with the newest ones."""
         if not self.observation_statistics:
             return
         buffer: Any = self.workers.replay_buffer  # of arrays

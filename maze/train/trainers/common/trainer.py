@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 EPOCH_LIMIT = 1000
-"""Most epochs of a run whose number of epochs is not fixed (`algorithm.n_epochs` is 0)."""
+"""Maximum number of epochs of a run whose number of epochs is not fixed (`algorithm.n_epochs` is 0)."""
 
 # Attributes of a trainer that are saved as they are.
 _PROGRESS = (
@@ -69,12 +69,12 @@ class Trainer(ABC):
     def build(cls, run: Any) -> Trainer:
         """Build the trainer of a run from the parts that an algorithm needs.
 
-        The runner has read the configuration, seeded everything and estimated normalization statistics. It
-        provides the parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
+        The runner has read the configuration, seeded everything and estimated normalization statistics. It provides the
+        parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
         `run.rollouts()` or another way to collect experience (`run.actors(...)`, `run.workers(...)`),
-        `run.best_model_selection(model)`, `run.evaluator(selection)` and `run.agent_seed()`. What the runner made it
-        closes, and it continues the trainer from an earlier run where that is configured. Only what is the algorithm's
-        own (a replay buffer, a data set) is built here.
+        `run.best_model_selection(model)`, `run.evaluator(selection)` and `run.agent_seed()`. The runner closes the
+        parts that it created, and resumes the trainer from an earlier run where that is configured. This method builds
+        the parts of the algorithm only (a replay buffer, a data set).
 
         :param run: The :class:`~maze.train.trainers.common.training_runner.TrainingRunner`.
         :raises ConfigError: The algorithm has no `build`.
@@ -103,7 +103,7 @@ class Trainer(ABC):
         """Resume a run of another process; :meth:`train` then counts the epochs of both.
 
         :param state: Its saved state.
-        :param origin: Where it comes from, for messages.
+        :param origin: Its source, for messages.
         :raises ConfigError: The algorithm cannot resume that state.
         """
         raise ConfigError(
@@ -116,7 +116,7 @@ class EpochTrainer(Trainer, ABC):
     """Train epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
 
     An algorithm is a subclass that names the class of its configuration (:attr:`config_class`) and of its events
-    (:attr:`events_class`), and says
+    (:attr:`events_class`), and defines
 
     * what an update is (:meth:`_update`): collect or draw data, compute
       :class:`~maze.train.trainers.common.learning.Losses`, take a
@@ -124,7 +124,7 @@ class EpochTrainer(Trainer, ABC):
     * what it consists of besides its model (:meth:`_parts`): optimizers, generators, environments, a replay buffer;
     * where its episodes come from (:meth:`episode_source`), if it collects some.
 
-    All the rest is done here: evaluation between epochs, the best model, early stopping, the progress display, a
+    This class provides the rest: evaluation between epochs, the best model, early stopping, the progress display, a
     checkpoint after each epoch from which a run resumes exactly, an orderly end after a signal, and for a number that
     is not finite an error with its place and a file to reproduce it. Burn-in (:attr:`critic_learns_alone`) and the
     distance from the initial policy (:attr:`_initial_policy`) follow the configuration, if it has those fields.
@@ -138,7 +138,7 @@ class EpochTrainer(Trainer, ABC):
     :param evaluator: Evaluates the policy; `None`: the model is judged by the training episodes.
     :param model_selection: Keeps the best model; early stopping needs it.
     :param checkpoint_file: File of the state, written after each epoch; `None`: none.
-    :raises ConfigError: The device is not there.
+    :raises ConfigError: The device is not available.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
@@ -162,7 +162,7 @@ class EpochTrainer(Trainer, ABC):
     model: Any
     """The model that is trained; subclasses declare its type."""
     training_violation: float = 0.0
-    """How far the episodes of the last epoch are from fulfilling the constraints; see :attr:`training_reward`."""
+    """Violation of the constraints by the episodes of the last epoch; see :attr:`training_reward`."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class EpochTrainer(Trainer, ABC):
         self.share_done = 0.0
         """Share of all updates of this call that is done; without a limit, epochs."""
         self.critic_learns_alone = self.config.critic_burn_in_epochs > 0
-        """Whether this is one of the epochs at the start in which the policy stays as it is."""
+        """Whether this is one of the epochs at the start in which only the critic learns."""
         self.evaluated_epoch: int | None = None
         """Number of completed epochs at the latest evaluation."""
         self.training_reward = math.nan
@@ -477,7 +477,7 @@ class EpochTrainer(Trainer, ABC):
         """Evaluate the current policy.
 
         :param deterministic: Take greedy actions; `None` leaves it to the evaluator.
-        :param repeats: How often.
+        :param repeats: Number of repetitions.
         :raises ConfigError: There is no evaluator.
         """
         if self.evaluator is None:
@@ -579,10 +579,10 @@ class EpochTrainer(Trainer, ABC):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
-        """Load weights; those of a policy alone leave a critic as it is, and a policy leaves out those of a critic.
+        """Load weights; those of a policy alone do not change a critic, and a policy ignores those of a critic.
 
         :param state_dict: Weights as :meth:`state_dict` gives them.
-        :param origin: Where they come from, for error messages.
+        :param origin: Their source, for messages.
         """
         if self.policy is self.model:
             own = self.model.state_dict()
@@ -626,7 +626,7 @@ class EpochTrainer(Trainer, ABC):
         """Restore a state of :meth:`training_state`, and report parts that cannot be restored.
 
         :param state: The state.
-        :param origin: Where it comes from, for messages.
+        :param origin: Its source, for messages.
         :raises CheckpointError: It is the state of another algorithm or another release, or its weights do not fit.
         """
         if state[train_utils.STATE_FORMAT] != STATE_VERSION:
@@ -699,7 +699,7 @@ class EpochTrainer(Trainer, ABC):
         """Resume a run of another process; epochs of both are counted.
 
         :param state: Its state.
-        :param origin: Where it comes from, for messages.
+        :param origin: Its source, for messages.
         :raises ConfigError: The run had another algorithm or model.
         """
         try:

@@ -79,17 +79,17 @@ class TrainingRunner(Runner):
     :param trainer_class: The trainer; empty: that of the algorithm's configuration.
     :param concurrency: Number of training environments; 0: one for each CPU core, but at least eight.
     :param eval_concurrency: Number of evaluation environments; 0: as many as episodes and CPU cores suggest.
-    :param placement: Where environments are stepped: `in_process`, `processes`, or a
+    :param placement: Execution backend of the environments: `in_process`, `processes`, or a
         :class:`~maze.train.parallelization.placement.Placement` or its configuration; `None`: as the runner's class
         says. After :meth:`setup` the object.
     :param env_groups: Number of groups in which environments act by themselves, each with random numbers of its own; on
         a cluster each group is an actor. 0: one, on a cluster as many as there are CPUs. With the same number of groups
         all placements learn the same.
-    :param address: With `runner=ray`, where Ray is: `auto` (the cluster that this machine belongs to) or
+    :param address: Address of Ray with `runner=ray`: `auto` (the cluster that this machine belongs to) or
         `<host>:<port>`; `None`: one is started on this machine for the time of the run.
     :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
-    :param profile: Write into `profile.txt` where the time of an update goes: the second one of the training in parts,
-        the third one by function. A shorter training's says what it lacks.
+    :param profile: Write the time of the second update by parts, and of the third one by function, into `profile.txt`;
+        after a shorter run, the file states which of them is missing.
     """
 
     state_dict_dump_file: str = "state_dict.pt"
@@ -177,7 +177,7 @@ class TrainingRunner(Runner):
         trained_for = directory / Path(self.spaces_config_dump_file).name
         if trained_for.is_file():
             SpacesConfig.load(trained_for).require_same(self.spaces, f"input_dir={directory}")
-        with suppress(OSError):  # a directory that cannot be written to has nothing of ours to clean up
+        with suppress(OSError):  # a directory that cannot be written to contains no file to remove
             clean_stale_temporaries(directory, min_age=60.0)
         weights, checkpoint = directory / Path(self.state_dict_dump_file).name, directory / CHECKPOINT_FILE
         if self.resumed_state:
@@ -227,7 +227,7 @@ class TrainingRunner(Runner):
             raise ConfigError(f"The {type(self).__name__} was not set up: call setup(cfg) before using it.")
         return getattr(self, name)
 
-    # -- what a trainer is built of, besides environments ----------------------------------------------
+    # -- parts of a trainer besides environments ----------------------------------------------
 
     @property
     def algorithm(self) -> Any:
@@ -302,7 +302,7 @@ class TrainingRunner(Runner):
 
         :param config_class: The class of the algorithm's configuration.
         :param trainer_class: The runner's `trainer_class`.
-        :raises ConfigError: None is named, or the runner trains other algorithms.
+        :raises ConfigError: No trainer is named, or the runner trains other algorithms.
         """
         named = {"runner.trainer_class": trainer_class, f"{config_class.__name__}.trainer": config_class.trainer}
         given = [_trainer_named(name, config_path) for config_path, name in named.items() if name]
@@ -665,8 +665,8 @@ def clone_policy(
 
     :param learner: The policy that learns.
     :param demonstrator: The policy that acts.
-    :param rollouts: Where it acts.
-    :param config: How long, and how it is learned from.
+    :param rollouts: Rollouts in which it acts.
+    :param config: Settings of the warm start.
     :param seed: Seed of the order of minibatches.
     :param statistics: Statistics of observations that the model's networks normalize; they are updated first.
     :return: Geometric mean of the probabilities that the learner gives to the demonstrated actions in the end.

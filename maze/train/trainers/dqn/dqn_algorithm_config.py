@@ -41,7 +41,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     Otherwise the logits are the values of actions, and the critic has no part in it."""
 
     n_step_returns: Count = 1
-    """Number of environment steps whose rewards count before a value stands for the rest (Hessel et al. 2018)."""
+    """Number of environment steps whose rewards precede the bootstrapped value (Hessel et al. 2018)."""
 
     prioritized: bool = False
     """Whether steps with large errors are drawn more often (Schaul et al. 2016)."""

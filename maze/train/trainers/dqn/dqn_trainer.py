@@ -111,7 +111,7 @@ def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
 
 
 def as_column(values: Tensor, like: Tensor) -> Tensor:
-    """Return values `[B]` with as many dimensions as another tensor."""
+    """Return values `[B]` as `[B, 1, ...]`, with as many dimensions as `like`."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
@@ -135,7 +135,7 @@ def bellman_targets(
 
     One step: the reward of the sub-step plus the value of the next sub-step, which is discounted where it begins
     another environment step. Several steps: the rewards of the rest of this environment step and of those after it,
-    plus the discounted value of what is observed then. After a termination nothing is added.
+    plus the discounted value of the next observation. Nothing is added after a termination.
 
     :param batch: Transitions; targets of sub-steps that were not taken have no meaning.
     :param n_step: N-step returns; `None`: one step counts.
@@ -190,7 +190,11 @@ class ActionValueNetwork(nn.Module):
         return self._values(observation, self.policy(observation))
 
     def estimates(self, observation: TensorDict) -> list[Tensor]:
-        """Return what is learned about all actions of each factor: here their values."""
+        """Return the learned quantity of all actions of each factor: here their values.
+
+        :param observation: Observations `[B, *shape]` by key.
+        :return: `[B, n]` for each factor.
+        """
         return self(observation)  # type: ignore[no-any-return]
 
     def means(self, estimates: list[Tensor]) -> list[Tensor]:
@@ -278,7 +282,7 @@ class EpsilonGreedyPolicy(TorchPolicy):
 
     @override(TorchPolicy)
     def state_dict(self) -> dict[str, Any]:
-        # workers with copies of the policy get its weights with each rollout, and nothing else
+        # workers with copies of the policy receive only its weights with each rollout
         return {**super().state_dict(), "epsilon": self._epsilon}
 
     @override(TorchPolicy)

@@ -51,8 +51,8 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Weight of the entropy bonus."""
 
     validation_split: str = field(default="auto", kw_only=True)
-    """What is kept for validation: whole `episodes`, which says how good the policy is on new ones; single `steps`,
-    which leaves something of every episode to learn from; `auto`: episodes where there are at least ten of them."""
+    """Validation data: whole `episodes`, which measures the performance in new episodes; single `steps`, which leaves
+    steps of every episode for training; `auto`: episodes where there are at least ten of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""What behavioural cloning learns from: loading a data set, and what of it is kept for validation."""
+"""Data of behavioural cloning: loading a data set and splitting off validation data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StepBatches:
     :param dataset: Steps as observations, actions and actors of their sub-steps.
     :param batch_size: Number of steps in a minibatch.
     :param shuffle: Whether each pass has an order of its own.
-    :param device: Where the tensors are.
+    :param device: Device of the tensors.
     :param seed: Seed of the order.
     :param action_spaces_dict: Continuous actions are clipped to these, as they were on their way to the environment;
         `None`: they stay what they are.
@@ -190,7 +190,7 @@ def split_dataset(dataset: Any, config: BCAlgorithmConfig, next_seed: Callable[[
     Of a handful of episodes, half would show too little of the task to learn it.
 
     :param dataset: All data.
-    :param config: How much is kept, and of what.
+    :param config: Settings of the split.
     :param next_seed: Gives the seed of the choice.
     """
     n_validation = round(len(dataset) * config.validation_percentage / 100)

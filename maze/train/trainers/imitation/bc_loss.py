@@ -32,7 +32,7 @@ _TOP_K = {1: "discrete_accuracy", 5: "discrete_top_5_accuracy", 10: "discrete_to
 
 @dataclass
 class BCLoss:
-    """How far the policy is from the demonstrated actions: the sum over all sub-steps and action heads.
+    """Loss between the policy and the demonstrated actions: the sum over all sub-steps and action heads.
 
     :param action_spaces_dict: Action spaces by sub-step key.
     :param entropy_coef: Weight of the entropy bonus.
@@ -61,7 +61,7 @@ class BCLoss:
         :param policy: The policy.
         :param observations: For each sub-step, tensors `[batch, ...]`.
         :param actions: For each sub-step, the demonstrated actions.
-        :param actor_ids: For each sub-step, who acted.
+        :param actor_ids: The actor of each sub-step.
         :param events: Fired with loss, entropy and accuracies.
         :param weights: For each sub-step, weights of its actions `[batch]`. The loss is then the mean over the actions
             of all sub-steps, which may differ in their number; `None`: all count the same.

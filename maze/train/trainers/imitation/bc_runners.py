@@ -49,7 +49,7 @@ class BCRunner(TrainingRunner):
         """Train.
 
         :param n_epochs: Number of epochs; `None` takes the configuration's.
-        :param evaluator: Evaluates the policy; `None`: what was configured.
+        :param evaluator: Evaluates the policy; `None`: the configured evaluators.
         :param eval_every_k_iterations: Evaluate after every so many minibatches; `None` takes the configuration's.
         """
         super().run(n_epochs, evaluator=evaluator, eval_every_k_iterations=eval_every_k_iterations)
@@ -62,7 +62,7 @@ class BCRunner(TrainingRunner):
 
         :param env_factory: Makes one environment.
         :param eval_concurrency: Number of environments.
-        :param logging_prefix: Where their statistics are logged.
+        :param logging_prefix: Prefix of their statistics.
         """
         return placement_of(cls.default_placement).vector_env(env_factory, eval_concurrency, logging_prefix)
 
@@ -78,7 +78,7 @@ class BCRunner(TrainingRunner):
 
 @dataclass
 class BCDevRunner(BCRunner):
-    """Evaluate in the process of the training."""
+    """Evaluate in the training process."""
 
 
 @dataclass

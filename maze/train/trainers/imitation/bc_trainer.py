@@ -43,8 +43,8 @@ class BCTrainer(EpochTrainer):
     :param policy: The policy.
     :param optimizer: Optimizer of its parameters.
     :param loss: The loss.
-    :param model_selection: Part of the training's state; the evaluators tell it about their results.
-    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :param model_selection: Part of the trainer's state; the evaluators report their results to it.
+    :param checkpoint_file: File of the trainer's state, written after each epoch; `None`: none is written.
     :raises ConfigError: There is no data to train on.
     """
 
@@ -131,10 +131,10 @@ class BCTrainer(EpochTrainer):
         n_epochs: int | None = None,
         eval_every_k_iterations: int | None = None,
     ) -> None:
-        """Train until the number of epochs is reached, or a signal ends the training.
+        """Train until the number of epochs is reached, or a signal ends the run.
 
-        After a run that has come to its end, another call trains on; after an interrupted one (in this process or
-        one whose state was loaded), it does what was left.
+        After a completed run, another call trains further. After an interrupted run (in this process,
+        or one whose state was loaded), it trains for the remaining epochs.
 
         :param evaluator: Evaluates the policy at the end of each epoch; `None`: those of the run that the trainer was
             built for, if any.

@@ -28,7 +28,7 @@ class BCValidationEvaluator(Evaluator):
     :param loss: The loss; its entropy bonus is for training alone and left out here.
     :param model_selection: Receives the negative mean loss; `None`: there is none.
     :param data_loader: Minibatches of the validation data.
-    :param logging_prefix: Where statistics are logged; `None`: nowhere.
+    :param logging_prefix: Prefix of the statistics; `None`: they are not logged.
     """
 
     def __init__(

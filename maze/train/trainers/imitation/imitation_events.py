@@ -8,7 +8,7 @@ from maze.core.log_stats.event_decorators import define_mean_by
 
 
 class ImitationEvents(ABC):
-    """What is reported about each minibatch; logged are the means between two evaluations."""
+    """Statistics of each minibatch; the means between two evaluations are logged."""
 
     @define_mean_by("step_id", input_name="value")
     def policy_loss(self, step_id: str | int, agent_id: int, value: float) -> None:

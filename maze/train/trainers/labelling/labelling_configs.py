@@ -61,8 +61,8 @@ class DCLConfig(LabellingConfig):
     """Discount factor of the simulated returns."""
 
     value: Any = None
-    """What is still to come at the horizon: a function of observations `[n, ...]` and the actor, or its configuration;
-    `null`: nothing."""
+    """Estimate of the return after the horizon: a function of observations `[n, ...]` and the actor, or its
+    configuration; `null`: 0."""
 
     confidence: float = 0.8
     """Of the intervals that end the comparison of a candidate with the action of the current policy."""

@@ -57,11 +57,11 @@ class LabellingEvents(ImitationEvents):
 
     @define_epoch_stats(np.mean)
     def gain(self, value: float) -> None:
-        """Estimated gain of the return by the labels, over what they are compared with."""
+        """Estimated gain of the return by the labels, over the actions that they are compared with."""
 
     @define_epoch_stats(np.mean)
     def changed_labels(self, value: float) -> None:
-        """Share of the labels that differ from what the current policy does."""
+        """Share of the labels that differ from the action of the current policy."""
 
     @define_epoch_stats(np.mean)
     def simulated_decisions(self, value: float) -> None:
@@ -100,7 +100,7 @@ class LabelledDecisions:
         :param actor: The actor.
         :param observations: Arrays `[n, ...]` by name.
         :param actions: The labels, `[n]`.
-        :param weights: How much they count, `[n]`, not negative.
+        :param weights: Their weights in the loss, `[n]`, not negative.
         """
         if not len(weights):
             return
@@ -449,7 +449,7 @@ class DCL(LabellingTrainer):
 
 
 class _Progress:
-    """How long episodes are, as far as it is known."""
+    """Length of episodes, if known."""
 
     def __init__(self) -> None:
         self.longest = _LONGEST_WALK
@@ -462,7 +462,11 @@ class _Progress:
 
 
 def label_weight(differences: np.ndarray, best: int) -> float:
-    """Return the weight of a label: its value minus the mean value of the other candidates, and not below 0."""
+    """Return the weight of a label: its value minus the mean value of the other candidates, and not below 0.
+
+    :param differences: Values of the candidates, up to a common constant, `[n_candidates]`; at least two.
+    :param best: Index of the label.
+    """
     return max(0.0, float(differences[best] - np.delete(differences, best).mean()))
 
 
@@ -520,7 +524,7 @@ class Children(NamedTuple):
 
 
 class SelfLabelling(LabellingTrainer):
-    """Self-labelling (Corsini, Porrello, Calderara and Dell'Amico 2024), for environments without chance.
+    """Self-labelling (Corsini, Porrello, Calderara and Dell'Amico 2024), for deterministic environments.
 
     An update samples several solutions of each of some instances and imitates the best one, weighted by its advantage
     over the mean of all. Solutions are sampled without replacement, by stochastic beam search (Kool, van Hoof and
@@ -532,7 +536,7 @@ class SelfLabelling(LabellingTrainer):
     :param copies: Copies of the environment.
     :param seed: Seed.
     :param common: See :class:`~maze.train.trainers.labelling.labelling_trainer.LabellingTrainer`.
-    :raises ConfigError: There is chance in the environment, or actions are not discrete.
+    :raises ConfigError: The environment is stochastic, or actions are not discrete.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = SelfLabellingConfig
@@ -650,7 +654,7 @@ class SelfLabelling(LabellingTrainer):
         return np.reshape(traced[::-1], (-1, *shape)), returns.reshape(shape), is_solution.reshape(shape)
 
     def _children(self, branches: Branches, groups: Sequence[Group], is_used: np.ndarray) -> Children:
-        """Return what branches may continue with; those that have ended stay what they are."""
+        """Return the continuations of branches; ended branches stay unchanged."""
         ended = np.flatnonzero(branches.done & is_used)
         parts = [Children(ended, np.full(len(ended), -1), np.zeros(len(ended)))]
         for group in groups:
@@ -705,7 +709,7 @@ def best_of_each(values: np.ndarray, groups: np.ndarray, n_groups: int, n_best: 
     :param values: `[n]`.
     :param groups: Group of each, `[n]`.
     :param n_groups: Number of groups.
-    :param n_best: How many of each.
+    :param n_best: Number of values kept in each group.
     """
     order = np.lexsort((-values, groups))
     first = np.searchsorted(groups[order], np.arange(n_groups))

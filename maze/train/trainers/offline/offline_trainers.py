@@ -53,13 +53,13 @@ _CHUNK = 4096
 
 @dataclass
 class DecisionBatch:
-    """Logged decisions of the agents that share a policy network, and what followed them.
+    """Logged decisions of the agents that share a policy network, and their successors.
 
     :param actor: One of these actors.
     :param observations: `[B, *shape]` by key, action masks included.
     :param actions: `[B, *shape]` by head; those of `Box` heads are scaled to [-1, 1].
     :param rewards: `[B]`.
-    :param discounts: Discount to what followed, `[B]`: 0 where the episode terminated, 1 between sub-steps.
+    :param discounts: Discount of the next value, `[B]`: 0 where the episode terminated, 1 between sub-steps.
     :param following: Actors that acted next, the rows of the batch in which they did, and their observations.
     """
 
@@ -71,7 +71,7 @@ class DecisionBatch:
     following: list[tuple[ActorID, Tensor, TensorDict]]
 
     def targets(self, value_of: Callable[[ActorID, TensorDict], Tensor]) -> Tensor:
-        """Return rewards plus discounted values of what followed, `[B]`.
+        """Return rewards plus discounted next values, `[B]`.
 
         :param value_of: Values `[n]` of observations of an actor.
         """
@@ -473,7 +473,12 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
 
 
 def advantage_weights(advantages: Tensor, inverse_temperature: float, max_weight: float) -> Tensor:
-    """Return weights `exp(inverse_temperature * advantage)` of the regression of the policy (eq. 7), limited, `[B]`."""
+    """Return weights `exp(inverse_temperature * advantage)` of the regression of the policy (eq. 7), limited, `[B]`.
+
+    :param advantages: `[B]`.
+    :param inverse_temperature: Factor, at least 0; 0: all weights are 1.
+    :param max_weight: Upper limit of the weights.
+    """
     return (inverse_temperature * advantages).exp().clamp(max=max_weight)
 
 

@@ -109,7 +109,7 @@ class SACAlgorithmConfig(ReplayConfig):
     close to it."""
 
     kl_to_initial_decay: Share = field(default=1.0, kw_only=True)
-    """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
+    """Factor of that weight after each epoch in which the policy learns; 1: constant."""
 
     @override(AlgorithmConfig)
     def __post_init__(self) -> None:

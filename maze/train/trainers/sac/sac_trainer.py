@@ -59,7 +59,7 @@ def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, disco
     """Compute the target of a state-action value: `reward + discount * next_value`.
 
     :param reward: `[B]`
-    :param next_value: Soft value of what followed; after a truncation that of the true last observation.
+    :param next_value: Soft value of the next observation, `[B]`; after a truncation that of the true last one.
     :param ended: Whether the episode *terminated*, so that nothing follows; the content of `next_value` is ignored.
     :param discount: 1 between sub-steps of one environment step.
     """
@@ -69,8 +69,9 @@ def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, disco
 def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return half the mean squared error (equation 5), summed over the networks of a critic.
 
-    :param weight: 0 or 1 for each element; `None`: all of them count.
+    :param q_values: Values of the same state-action pairs by each network, `[batch]`.
     :param target: `[batch]`, as values and weight.
+    :param weight: 0 or 1 for each element; `None`: all of them count.
     """
     if weight is None:
         losses = [functional.mse_loss(q_value, target) for q_value in q_values]
@@ -84,6 +85,8 @@ def continuous_policy_loss(log_prob: Tensor, q_value: Tensor, alpha: Tensor, wei
 
     :param log_prob: Joint log-probabilities of the actions, `[batch]` as all others, with gradients.
     :param q_value: The smaller value of both networks, with gradients through the actions.
+    :param alpha: Entropy coefficient (scalar).
+    :param weight: 0 or 1 for each element; `None`: all of them count.
     """
     return mean_of(alpha * log_prob - q_value, weight)
 
@@ -93,6 +96,8 @@ def discrete_policy_loss(logits: Tensor, q_values: Tensor, alpha: Tensor, weight
 
     :param logits: `[..., n]`; those of masked actions are the minimum of their type, or minus infinity.
     :param q_values: `[..., n]`, the smaller values of both networks; no gradient passes through them.
+    :param alpha: Entropy coefficient (scalar).
+    :param weight: 0 or 1 for each element, `[...]`; `None`: all of them count.
     """
     log_probs, probs = masked_log_probs(logits)
     return mean_of((probs * (alpha * log_probs - q_values.detach())).sum(-1), weight)
@@ -106,6 +111,7 @@ def entropy_coef_loss(
     :param log_alpha: Logarithm of the entropy coefficient (scalar).
     :param log_prob: (Expected) log-probabilities of the policy's actions.
     :param target_entropy: A number, or one for each element.
+    :param weight: 0 or 1 for each element; `None`: all of them count.
     """
     return -log_alpha * mean_of((log_prob + target_entropy).detach(), weight)
 
@@ -406,7 +412,11 @@ class SAC(ReplayTrainer):
         return steps
 
     def draw(self, position: int, observation: TensorDict) -> ActionDraw:
-        """Return actions of an actor, with gradients."""
+        """Return actions of an actor, with gradients.
+
+        :param position: Index of the actor in `actors`.
+        :param observation: Its observations `[B, *shape]` by key.
+        """
         output = self.model.policy.compute_substep_policy_output(observation, self.actors[position])
         return draw_actions(output, self.spaces[position], self.generator, not self._all_discrete[position])
 

@@ -28,7 +28,7 @@ class ActorCriticEvents(ABC):
 
     @define_epoch_stats(np.mean)
     def average_reward(self, value: float) -> None:
-        """Estimate of what an environment step earns on average, where rewards are centred (`reward_centering`)."""
+        """Estimate of the average reward of an environment step, where rewards are centred (`reward_centering`)."""
 
     @define_epoch_stats(np.mean)
     def curriculum_stage(self, value: float) -> None:
@@ -76,7 +76,7 @@ class ActorCriticEvents(ABC):
 
     @define_mean_by("constraint")
     def constraint_violation(self, constraint: str, value: float) -> None:
-        """How far it is from what is allowed; 0: it is allowed."""
+        """Violation of the constraint, relative to its bound; 0: it is fulfilled."""
 
     @define_mean_by("constraint")
     def constraint_multiplier(self, constraint: str, value: float) -> None:

@@ -57,7 +57,7 @@ def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor,
     :param log_prob: Joint log-probability of the sampled actions under the current policy.
     :param old_log_prob: The same under the policy that sampled them.
     :param advantage: Advantage of the sampled actions, same shape.
-    :param clip_range: How far the ratio may move from 1 before it stops earning gradient.
+    :param clip_range: Distance of the ratio from 1 at which it is clipped, so that the gradient vanishes.
     """
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
@@ -99,6 +99,7 @@ def normalize_advantage(advantage: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shift and scale to mean zero and standard deviation one; a single element has neither and stays as it is.
 
     :param advantage: `[...]`; the result has the same shape.
+    :param epsilon: Number that is added to the standard deviation.
     """
     if advantage.numel() < 2:
         return advantage
@@ -168,7 +169,7 @@ class ActorCritic(EpochTrainer, ABC):
                 f"found rollouts of {env.n_rollout_envs} of {env.n_envs}. Use runner.placement.wait_for=1."
             )
         self._risk = LearnedRisk(self.config, model, self.generator) if self.config.risk is not None else None
-        # What else has critics, in the order of the costs of a batch.
+        # Further signals with critics, in the order of the costs of a batch.
         self._further: list[LearnedConstraint | LearnedRisk] = [*self._constraints]
         if self._risk is not None:
             self._further.append(self._risk)

@@ -40,7 +40,7 @@ _SMOOTHING = 0.9
 _UPDATES_AT_LIMIT = 20
 # Half-width of the quadratic part of the quantile loss, in units of the rewards that are learned from.
 _KAPPA = 0.1
-# Number of samples of the rest of the return that quantiles are learned from, at each decision.
+# Number of samples of the return-to-go from which quantiles are learned, at each decision.
 _N_SAMPLES = 10
 # The quantile is estimated from so many episodes in the tail, the latest ones.
 _TAIL_EPISODES = 20
@@ -139,7 +139,12 @@ def pid_step(pid: PID, violation: float, gains: Sequence[float], limit: float, s
 
 
 def combined_advantage(reward: Tensor, costs: Sequence[Tensor], multipliers: Sequence[float]) -> Tensor:
-    """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments."""
+    """Return the advantage of the Lagrangian, `(A - sum(l_i A_i)) / (1 + sum(l_i))`, `[n_rows]` as its arguments.
+
+    :param reward: Advantage `A` of the reward.
+    :param costs: Advantage `A_i` of each constraint's cost.
+    :param multipliers: Multiplier `l_i` of each constraint, at least 0.
+    """
     for cost, multiplier in zip(costs, multipliers, strict=True):
         reward = reward - multiplier * cost
     return reward / (1.0 + sum(multipliers))
@@ -297,7 +302,7 @@ def running_returns(rewards: np.ndarray, ended: np.ndarray, before: np.ndarray) 
 
 @dataclass
 class TailReturns(ReturnFunction):
-    """Advantages of the tail of episode returns, and samples of the rest of the return.
+    """Advantages of the tail of episode returns, and samples of the return-to-go.
 
     Returns are not discounted. Nothing follows a truncation, which ends an episode as a termination does.
     """
@@ -305,7 +310,7 @@ class TailReturns(ReturnFunction):
     level: float
     gae_lambda: float
     generator: torch.Generator
-    """Chooses the quantile that stands for the rest in a sample, and how many rewards come before it (`gae_lambda`)."""
+    """Samples the quantile that bootstraps a sample, and the number of rewards before it (`gae_lambda`)."""
     quantile: float = float("nan")
     """NaN: unknown, advantages are those of the mean."""
     so_far: Tensor | None = None
@@ -356,7 +361,7 @@ class LearnedRisk(CostCritic):
     The CVaR of the returns `R` is the maximum over `q` of `q + E[min(R - q, 0)] / level`, which the quantile of `level`
     attains (Rockafellar and Uryasev 2000); its gradient is that of the second term with the quantile fixed (Tamar et
     al. 2015, Optimizing the CVaR via sampling). The second term is a reward at the end of an episode, in the state that
-    the return so far extends (Bäuerle and Ott 2011). A quantile critic `z_i(s)` of the rest of the return has the
+    the return so far extends (Bäuerle and Ott 2011). A quantile critic `z_i(s)` of the return-to-go has the
     values of all such states, `V(s, y) = mean_i min(y + z_i(s) - q, 0) / level`, with `y` the return so far.
 
     :param config: Hyperparameters; `risk` is set.

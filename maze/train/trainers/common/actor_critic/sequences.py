@@ -65,14 +65,14 @@ class Sequences:
     def all_at_once(self, device: str) -> ModelRuns:
         """Return the runs of a model over all sequences at once, from the stored states before them.
 
-        :param device: Where the networks are.
+        :param device: Device of the networks.
         """
         return self.runs([PackedRows(self.order, self.starts, self.lengths, device)])
 
     def minibatches(self, n: int, generator: torch.Generator) -> Iterator[tuple[np.ndarray, Sequences] | None]:
         """Return all sequences in random order, divided into as many rows each as whole sequences allow.
 
-        :param n: How many; `None` comes in the place of those that would be empty.
+        :param n: Number of parts; empty parts are `None`.
         :param generator: Source of the order.
         :return: As :meth:`chosen`.
         """
@@ -85,7 +85,7 @@ class Sequences:
     def chosen(self, indices: np.ndarray) -> tuple[np.ndarray, Sequences]:
         """Return some of the sequences.
 
-        :param indices: Which, `[n_chosen]`.
+        :param indices: Their indices, `[n_chosen]`.
         :return: Their rows, sequence after sequence, and the sequences of these rows in that order.
         """
         lengths = self.lengths[indices]
@@ -96,7 +96,8 @@ class Sequences:
     def known(self, is_known: np.ndarray) -> Sequences:
         """Return the sequences without rows at their ends.
 
-        :param is_known: Which rows stay, bool `[n_rows]`; those that do not are the last ones of their sequences.
+        :param is_known: Mask of the rows to keep, bool `[n_rows]`; the others are the last ones of their
+            sequences.
         """
         kept = is_known[self.order]
         lengths = np.add.reduceat(kept, self.starts).astype(np.int64)
@@ -120,7 +121,7 @@ class SequencedRollout:
     :param model: The model.
     :param columns: The rollout, with the hidden states of the policy before it.
     :param hidden_states: Hidden states of the critic before it; `None`: zero.
-    :param length: Most steps of a sequence; 0: no limit.
+    :param length: Maximum number of steps of a sequence; 0: no limit.
     :raises ConfigError: The critic cannot be recurrent in such a rollout.
     """
 
@@ -357,11 +358,11 @@ def actor_trajectories(
     discounted, and it changes nothing else. Return functions therefore treat all ticks alike.
 
     The value of an actor after the end of a rollout or of a truncated episode is known only if the actor acts next;
-    otherwise its latest value stands in.
+    otherwise its latest value is used.
 
     :param values: `[n_ticks, n_envs]`, value of the actor that acted, before it did.
-    :param acts: bool `[n_ticks, n_envs, n_actors]`, who acted.
-    :param ends: Who was to act next, and its value: after the rollout by `(n_ticks, environment index)`, at the end
+    :param acts: bool `[n_ticks, n_envs, n_actors]`, the actors that acted.
+    :param ends: The next actor and its value: after the rollout by `(n_ticks, environment index)`, at the end
         of truncated episodes by the tick they ended with.
     :param terminated: `[n_ticks, n_envs]`, the episode ended by itself.
     :param truncated: `[n_ticks, n_envs]`, the episode was cut off.

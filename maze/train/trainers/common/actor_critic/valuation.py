@@ -237,7 +237,7 @@ def value_rollout(
     :param columns: The rollout.
     :param returns: Estimates advantages and targets.
     :param hidden_states: Hidden states of a recurrent critic before the rollout; they are updated to its end.
-    :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
+    :param sequence_length: Maximum number of steps that recurrent networks are unrolled over; 0: no limit.
     :param are_joint: Whether all actors get the rewards of a tick, also where actors have rewards of their own.
     :param keeps_outputs: Whether the outputs are kept with gradients, for a loss of the whole rollout.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.

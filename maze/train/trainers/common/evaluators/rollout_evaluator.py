@@ -45,7 +45,7 @@ class RolloutEvaluator(Evaluator):
         reward. See :class:`~maze.train.trainers.common.model_selection.model_selection_base.SelectionCriterion`.
     :param maximize: Whether more of it is better.
     :param constraints: Conditions on the best model, such as `invalid_cut <= 0`.
-    :param keep: Which model the selection keeps: the `best`, or the `latest`, where epochs towards the end differ by
+    :param keep: Model that the selection keeps: the `best`, or the `latest`, where epochs towards the end differ by
         less than their evaluations do by chance.
     :raises ValueError: There is no episode to play.
     :raises ConfigError: `keep` is something else.

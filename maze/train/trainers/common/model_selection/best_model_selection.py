@@ -30,7 +30,7 @@ class BestModelSelection(ModelSelectionBase):
     Where there are constraints, an evaluation that fulfils them is better than any that does not; as long as none does,
     the one that comes nearest is the best.
 
-    :param dump_file: Where to write the best model's weights; `None` keeps them in memory only.
+    :param dump_file: File of the best model's weights; `None` keeps them in memory only.
     :param model: The model that is trained; `None` only keeps track of the best evaluation.
     :param dump_interval: Additionally write the current weights after every so many epochs, next to `dump_file` with
         the number of the epoch in the name. Without a trainer, evaluations count as epochs.
@@ -49,7 +49,7 @@ class BestModelSelection(ModelSelectionBase):
         self.verbose = verbose
         self.best_reward = -math.inf
         self.best_violation = math.inf
-        """How far the best evaluation is from fulfilling the constraints; 0: it does."""
+        """Violation of the constraints by the best evaluation; 0: all hold."""
         self.is_constrained = False
         """Whether evaluations have constraints to fulfil."""
         self.last_improvement = 0
@@ -171,7 +171,7 @@ class BestScore(float):
     """The statistic or KPI of the best evaluation of a run, as it is logged.
 
     :param value: The number.
-    :param violation: How far that evaluation is from fulfilling its constraints; `None`: it had none.
+    :param violation: Violation of the constraints by that evaluation; `None`: no constraints.
     :param maximize: Whether more of it is better.
     """
 

@@ -44,7 +44,7 @@ class ModelSelectionBase(ABC):
         """Receive the score of the current model and its violation of constraints.
 
         :param reward: Score of the evaluation; more is better.
-        :param violation: How far it is from fulfilling them; 0: it does.
+        :param violation: Violation of the constraints; 0: all are fulfilled.
         """
         self.update(reward if violation == 0 else -math.inf)
 
@@ -80,12 +80,12 @@ _SMALLEST_VIOLATION = 1e-9
 
 
 class Judgement(NamedTuple):
-    """How good an evaluation is."""
+    """Score of an evaluation and its violation of the constraints."""
 
     score: float
     """More is better; NaN: it cannot be the best."""
     violation: float
-    """0: all constraints hold; the more, the farther from that."""
+    """Sum of the relative violations, at least 0; 0: all constraints hold."""
 
 
 class Constraint(NamedTuple):
@@ -118,7 +118,7 @@ class Constraint(NamedTuple):
         return cls(" ".join(text.split()), name, match["sign"], bound, per or None)
 
     def violation(self, value: float) -> float:
-        """Return how far a value is from what is allowed, relative to the bound; 0: it is allowed."""
+        """Return the violation of the constraint by a value, relative to the bound; 0: it is fulfilled."""
         if math.isnan(value):
             return math.inf
         found = "=" if value == self.bound else "<" if value < self.bound else ">"
@@ -128,7 +128,7 @@ class Constraint(NamedTuple):
 
 
 class SelectionCriterion:
-    """Judge evaluations by their epoch statistics.
+    """Score evaluations by their epoch statistics.
 
     A statistic is named as TensorBoard shows it, with or without the prefix and the interface
     (`eval_BaseEnvEvents/kpi/mean/waste`, `kpi/mean/waste`). The mean, or an event's only statistic, needs no name
@@ -151,7 +151,9 @@ class SelectionCriterion:
         self._absent: set[str] = set()
 
     def judge(self, stats: LogStats) -> Judgement:
-        """Return the score of an evaluation, and how far it is from fulfilling the constraints.
+        """Return the score of an evaluation, and its violation of the constraints.
+
+        :param stats: Epoch statistics of the evaluation.
 
         :raises ConfigError: The evaluation has no such statistic.
         """

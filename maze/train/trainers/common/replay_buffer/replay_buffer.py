@@ -38,7 +38,7 @@ class BaseReplayBuffer(ABC):
     lacks_rows: bool = False
     """Whether rows that were added before the run was resumed are missing."""
     n_bytes: int = 0
-    """Size of what a checkpoint holds of the items."""
+    """Size of the items in a checkpoint."""
     avg_pick_per_transition: float = 0.0
     """How often an item was drawn, on average over all that were ever added, where that is counted."""
 
@@ -54,7 +54,7 @@ class BaseReplayBuffer(ABC):
         """Draw items.
 
         :param n_samples: Number of items.
-        :param learner_device: Where their tensors shall be.
+        :param learner_device: Device of their tensors.
         """
 
     @abstractmethod
@@ -83,7 +83,7 @@ class BaseReplayBuffer(ABC):
         :param observation_spaces_dict: Observation spaces by step key.
         :param action_spaces_dict: Action spaces by step key.
         :param item_length: Number of environment steps of an item.
-        :raises ConfigError: The buffer cannot keep what is going to be added.
+        :raises ConfigError: The buffer cannot store these items.
         """
         if len(actors) > 1 or item_length > 1:
             raise ConfigError(
@@ -105,7 +105,7 @@ class BaseReplayBuffer(ABC):
         """Draw items as one batch of environment steps, those of an item one after the other.
 
         :param n_samples: Number of items.
-        :param learner_device: Where the tensors shall be.
+        :param learner_device: Device of the tensors.
         """
         items: list[Any] = self.sample_batch(n_samples, learner_device)
         rows = rows_of_records(items, self._actors, first_number=0)

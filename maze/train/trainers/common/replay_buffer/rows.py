@@ -31,7 +31,7 @@ _ROW_BEFORE = -2
 
 @dataclass
 class _Step:
-    """An environment step under way, or completed and waiting for what is observed next."""
+    """An environment step in progress, or completed and without its next observation."""
 
     observations: list[Any] = field(default_factory=list)
     """Of the actors that acted, and of the one that was to act where the episode was truncated between sub-steps."""
@@ -71,7 +71,7 @@ def _stacked(steps: Sequence[_Step], n_actors: int, zeros: Zeros | None = None) 
 
 
 def _stack(dictionaries: Sequence[Mapping[str, Any] | None], zeros: Arrays | None) -> Arrays:
-    """Return arrays by key; zeros for what is missing."""
+    """Return arrays by key; missing entries are zero."""
     if zeros is None:
         example = next((entry for entry in dictionaries if entry is not None), {})
         zeros = {key: np.zeros_like(np.asarray(value)) for key, value in example.items()}
@@ -151,7 +151,7 @@ class _StepAssembler:
         self.steps[env_index] = _Step()
 
     def finish(self, env_index: int, next_observation: Any) -> None:
-        """Finish a step; `next_observation` may be `None` where nothing of it counts."""
+        """Finish a step; `next_observation` may be `None` where it is not used."""
         step = self.steps[env_index]
         step.next_observation = step.observations[0] if next_observation is None else next_observation
         self.finished[env_index].append(step)
@@ -178,9 +178,9 @@ class RolloutRows(_StepAssembler):
 
     Steps of structured environments that a rollout ends in the middle of are finished with the next rollout.
 
-    The last observation of an episode that was cut off counts as that of the actor that would have acted. Where an
-    environment says that it is another one's (it may leave its actor as it is at the end of an episode), what that
-    actor would have seen is not known, and the last step of the episode is left out.
+    The last observation of a truncated episode is that of the actor that would have acted. Where the environment names
+    another actor (it may keep its actor at the end of an episode), the observation of that actor is unknown, and the
+    last step of the episode is left out.
 
     :param actors: The actors of an environment step, in their order.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -312,7 +312,7 @@ class RolloutRows(_StepAssembler):
                     elif columns.step_complete[tick, env_index]:
                         self.complete(env_index, where)
         for env_index, actor in enumerate(columns.last_actor_ids):
-            if self.steps[env_index].is_complete:  # what is observed after the rollout completes the step before
+            if self.steps[env_index].is_complete:  # the observation after the rollout completes the step before
                 self.check_actor(0, actor, f"Environment {env_index}")
                 last = columns.last_observations[actor.step_key]
                 self.finish(env_index, {key: array[env_index].copy() for key, array in last.items()})
@@ -344,11 +344,11 @@ def rows_of_records(
     """Return rows of successive steps of one environment.
 
     Actions are clipped to their space, as they were on the way to the environment. The observation after a step that
-    terminated its episode is replaced by a valid one of the same episode: nothing of it counts, and that it allows no
-    action is not a fault.
+    terminated its episode is replaced by a valid one of the same episode: its value is not used, and it may allow no
+    action.
 
-    :param records: Unbatched steps; what followed the last one is in its last `next_observation`, which has to be
-        that of the actor to act then.
+    :param records: Unbatched steps; the last `next_observation` follows the last one and has to be that of the actor to
+        act then.
     :param actors: The actors of a complete step.
     :param first_number: Number that the first row will get.
     :param action_spaces: By actor; `None`: they are not known.
@@ -424,7 +424,7 @@ def record_of_row(rows: TransitionRows, row: int, actors: Sequence[ActorID]) -> 
     """Return a step of a single actor as an unbatched record.
 
     :param rows: The steps.
-    :param row: Which of them.
+    :param row: Index of the row.
     :param actors: The actor.
     """
     observation, action, after = (

@@ -1,4 +1,4 @@
-"""Environment steps as rows of arrays: what replay buffers hold.
+"""Environment steps as rows of arrays, the content of replay buffers.
 
 A row is one *environment step* with all of its sub-steps, whose actors act in a fixed order. An episode that ends in
 mid-step leaves a row with fewer sub-steps; the rest of it is zero, except observations: networks have to be able to
@@ -71,7 +71,7 @@ class TransitionBatch:
     rewards: Tensor
     """float32 `[B, n_actors]`"""
     next_observations: list[TensorDict]
-    """First actor: what it saw after the step. Others: what they saw in the step after."""
+    """First actor: its observation after the step. Others: their observations in the next step."""
     terminated: Tensor
     """bool `[B]`"""
     n_substeps: Tensor | None
@@ -86,7 +86,7 @@ class TransitionBatch:
     def acted(self, position: int) -> Tensor | None:
         """Return 1 where an actor acted, 0 where the episode had ended before; `None`: it always did.
 
-        :param position: Which actor of the step.
+        :param position: Position of the actor in the step.
         :return: Floats `[B]`.
         """
         return None if self.n_substeps is None or position == 0 else (self.n_substeps > position).float()
@@ -94,7 +94,7 @@ class TransitionBatch:
     def ended_at(self, position: int) -> Tensor:
         """Return whether the episode terminated with the sub-step of an actor.
 
-        :param position: Which actor of the step.
+        :param position: Position of the actor in the step.
         :return: Booleans `[B]`.
         """
         n_substeps = len(self.actors) if self.n_substeps is None else self.n_substeps
@@ -108,7 +108,7 @@ class NStepReturns:
     rewards: Tensor
     """float32 `[B, n_actors]`: discounted sum of the rewards from each sub-step on."""
     discounts: Tensor
-    """float32 `[B]`: discount of the value of what is observed after them."""
+    """float32 `[B]`: discount of the value of the next observation."""
     next_observations: list[TensorDict]
     """First actor: its observation after the last of these steps. Others: their observation in it, which counts where
     the episode was truncated before they acted."""
@@ -121,6 +121,7 @@ class NStepReturns:
 def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
     """Return the actors of an environment step, in their order.
 
+    :param agent_counts_dict: Number of agents by step key; -1: it varies.
     :raises ConfigError: Their number changes.
     """
     for key, count in agent_counts_dict.items():
@@ -135,7 +136,7 @@ def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
 class TransitionColumns:
     """A ring of rows in arrays that are allocated once.
 
-    :param capacity: Most rows that are kept.
+    :param capacity: Maximum number of rows.
     :param actors: Actors of an environment step.
     :param observations: Values of missing observations, by actor, in the shapes and types of all observations.
     :param actions: An action of each actor.
@@ -167,7 +168,13 @@ class TransitionColumns:
         observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
         action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     ) -> TransitionColumns:
-        """Return columns for an environment's steps."""
+        """Return columns for an environment's steps.
+
+        :param capacity: Maximum number of rows.
+        :param actors: Actors of an environment step.
+        :param observation_spaces_dict: Observation spaces by step key.
+        :param action_spaces_dict: Action spaces by step key.
+        """
         observations, actions = (
             [usual_values(by_key[actor.step_key]) for actor in actors]
             for by_key in (observation_spaces_dict, action_spaces_dict)
@@ -176,7 +183,12 @@ class TransitionColumns:
 
     @classmethod
     def for_rows(cls, capacity: int, actors: Sequence[ActorID], rows: TransitionRows) -> TransitionColumns:
-        """Return columns for more rows like these."""
+        """Return columns for more rows like these.
+
+        :param capacity: Maximum number of rows.
+        :param actors: Actors of an environment step.
+        :param rows: Rows with the shapes and types of all arrays.
+        """
         firsts = [int(np.argmax(_is_observed(rows, position))) for position in range(len(actors))]
         observations = [
             {key: array[first].copy() for key, array in part.items()}
@@ -236,7 +248,7 @@ class TransitionColumns:
         """Return the rows in the given places.
 
         :param slots: int64 `[B]`, below the number of rows.
-        :param device: Where the tensors go.
+        :param device: Device of the tensors.
         """
         has_next_step, next_observations = None, [_take(self.next_observation, slots, device)]
         if len(self.actors) > 1:
@@ -264,13 +276,13 @@ class TransitionColumns:
     def n_step_returns(self, slots: np.ndarray, n_steps: int, gamma: float, device: str) -> NStepReturns:
         """Sum up the rewards after rows, until the episode ends or the following steps are not known.
 
-        If the episode was truncated between two sub-steps, the value of the actor that was to act stands for the rest
+        If the episode was truncated between two sub-steps, the value of the next actor replaces the remaining rewards
         of that environment step.
 
         :param slots: int64 `[B]`, below the number of rows.
         :param n_steps: Most environment steps.
         :param gamma: Discount for each of them.
-        :param device: Where the tensors go.
+        :param device: Device of the tensors.
         """
         rewards = np.cumsum(self.rewards[slots][:, ::-1], axis=1)[:, ::-1].copy()
         last, discounts = slots.copy(), np.ones(len(slots), np.float32)
@@ -308,7 +320,7 @@ class TransitionColumns:
         return {"n_added": self.n_added, "capacity": self.capacity, "all_complete": self.all_complete, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` of columns of the same capacity gave."""
+        """Restore the result of :meth:`state_dict` of columns of the same capacity."""
         for name, array in self._arrays().items():
             saved = state["arrays"][name].numpy()
             array[: len(saved)] = saved

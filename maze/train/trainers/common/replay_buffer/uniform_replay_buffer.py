@@ -25,7 +25,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     The arrays are made for the first item, or before by :meth:`allocate`.
 
-    :param buffer_size: Most items that are kept.
+    :param buffer_size: Maximum number of items.
     :param seed: Seed of the draws.
     :raises ConfigError: There is no room for an item.
     """
@@ -131,7 +131,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """Draw items as one batch of environment steps, those of an item one after the other.
 
         :param n_samples: Number of items.
-        :param learner_device: Where the tensors shall be.
+        :param learner_device: Device of the tensors.
         """
         return self.columns.read(self._draw(n_samples), learner_device)
 
@@ -202,7 +202,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
     New steps get the highest priority there was. Batches are drawn in strata of equal priority, and carry importance
     weights `(n * probability) ** -beta`, scaled by the largest of the batch.
 
-    :param buffer_size: Most steps that are kept.
+    :param buffer_size: Maximum number of steps.
     :param seed: Seed of the draws.
     :param alpha: Power of the errors; 0 draws all equally often.
     :param beta: Power of the importance weights at the start; 1 makes up for all of the bias. May be changed.
@@ -227,9 +227,9 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         return batch
 
     def set_errors(self, slots: np.ndarray, errors: np.ndarray) -> None:
-        """Set how surprising rows were.
+        """Set the priorities of rows by their errors.
 
-        :param slots: int64 `[B]`: where they lie, see
+        :param slots: int64 `[B]`: indices of the rows, see
             :class:`~maze.train.trainers.common.replay_buffer.replay_buffer.TransitionBatch`.
         :param errors: float `[B]`: absolute errors.
         """

@@ -76,12 +76,21 @@ class EpisodeSeeds:
         self._env_seed = env_seed
 
     def noise_index(self, update: int, pair: int) -> int:
-        """Return the position of the perturbation of a mirrored pair in the noise table."""
+        """Return the position of the perturbation of a mirrored pair in the noise table.
+
+        :param update: Number of the update.
+        :param pair: Number of the pair in the update.
+        """
         sequence = np.random.SeedSequence((self._agent_seed, update, pair))
         return self.shared_noise.sample_index(np.random.RandomState(np.random.MT19937(sequence)))
 
     def env_seed(self, update: int, purpose: int, number: int) -> int | None:
-        """Return the environment seed of a mirrored pair or of an evaluation."""
+        """Return the environment seed of a mirrored pair or of an evaluation; `None`: environments are not seeded.
+
+        :param update: Number of the update.
+        :param purpose: Number of the purpose, which separates pairs and evaluations.
+        :param number: Number of the pair or of the evaluation in the update.
+        """
         if self._env_seed is None:
             return None
         sequence = np.random.SeedSequence((self._env_seed, update, purpose, number))
@@ -238,7 +247,7 @@ class ESDistributedRollouts(ABC):
         return
 
     def report_work(self, statistics: LogStatsAggregator) -> None:
-        """Add what the actors of a cluster have done to the statistics; without a cluster, do nothing.
+        """Add the statistics of the actors of a cluster to those of the epoch; without a cluster, do nothing.
 
         :param statistics: Statistics of the epoch.
         """
