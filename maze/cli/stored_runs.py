@@ -236,8 +236,8 @@ def sections_named_by(overrides: Sequence[str]) -> set[str]:
 
 def _changed_env(env: Any, cfg: DictConfig, overrides: Sequence[str]) -> Any:
     """Return the environment of a run with the values that the command's arguments change; `None`: the command's."""
-    if env is None:
-        return cfg.get("env")
+    if not isinstance(env, Mapping):
+        return cfg.get("env") if env is None else env
     changed = OmegaConf.create({"env": env})
     for path in map(_path_of, overrides):
         if path.startswith("env.") and OmegaConf.select(cfg, path) is not None:

@@ -124,14 +124,15 @@ def test_steps_of_several_actors_are_joined_across_fragments() -> None:
 def test_steps_of_a_replaced_environment_do_not_continue_those_of_the_lost_one(wait_for: float, tmp_path: Path) -> None:
     make_env = functools.partial(numbered_steps_env, tmp_path / "marker")
     workers = workers_of(Processes(wait_for=wait_for, max_restarts=1), make_env, [0, 1])
-    numbers, deadline = np.zeros(0, int), time.monotonic() + 120
+    begun, deadline = set[int](), time.monotonic() + 120
     with contextlib.ExitStack() as stack:
         stack.callback(workers.stop)
-        while len(set(numbers.tolist())) < 3 and time.monotonic() < deadline:
+        while len(begun) < 3 and time.monotonic() < deadline:
             workers.collect_rollouts()
             columns = workers.replay_buffer.columns
             numbers, times = columns.observations[0]["count"][: columns.n_added].astype(int).T
-    new_number = (set(numbers.tolist()) - {0, 1}).pop()
+            begun = set(numbers[times == 0].tolist())  # the other environment has another seed after 1,000 steps
+    new_number = (begun - {0, 1}).pop()
     assert times[numbers == 1].tolist() == list(range(N_STEPS))
     assert times[numbers == new_number].tolist() == list(range((numbers == new_number).sum()))
     followers = columns.next_row[: columns.n_added]
