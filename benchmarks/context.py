@@ -45,7 +45,7 @@ def exact_cost(
     setting: tuple[str, float, int], act: Callable[[dict[str, np.ndarray]], np.ndarray], largest: int
 ) -> float:
     """Average cost of a policy in a setting; it observes stocks padded to the longest lead time, and the context."""
-    from maze.core.env.batched_core_env import Context
+    from maze.core.env.context import Context
     from maze_envs.inventory.exact import lost_sales_cost
     from maze_envs.inventory.lost_sales import SCALE, LostSales
 

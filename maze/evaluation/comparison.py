@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.env.batched_core_env import CONTEXT
+from maze.core.env.context import CONTEXT
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.files import aligned, csv_text
 from maze.report.estimates import Estimate, Values, iqm_interval, mean_interval, quantile_interval, tail_contributions

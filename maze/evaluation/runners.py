@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.env.batched_core_env import GRID, ordered_seeds
+from maze.core.env.context import GRID, ordered_seeds
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
@@ -101,9 +102,13 @@ class EvaluationRunner(Runner):
         stack.callback(env.close)
         return env, policy
 
+    @cached_property
+    def _n_instances(self) -> int:
+        """Number of instances of the environment; 0: there is no set."""
+        return count_instances(self._cfg.get("env"))
+
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
         """Return the seeds of environment and agent of each episode; with an instance set, in its order."""
-        self._n_instances = count_instances(self._cfg.get("env"))
         return ordered_seeds(self.maze_seeding.episode_seeds(n_episodes), self._n_instances)
 
     def wrappers_of(self, entry: Mapping[str, Any]) -> Any:

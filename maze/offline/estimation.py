@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from maze.core.agent.action_distribution import cloned_propensities, log_probabilities
+from maze.core.agent.action_distribution import log_probabilities
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
@@ -24,6 +24,7 @@ from maze.core.utils.files import aligned, csv_text
 from maze.evaluation import runners
 from maze.evaluation.comparison import intervals_figure
 from maze.offline import estimate
+from maze.offline.action_probabilities import cloned_propensities
 from maze.report.estimates import Estimate, t_interval
 from maze.report.page import Page, fact_list, page_section, table
 from maze.runner import Runner

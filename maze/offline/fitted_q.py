@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze.core.agent.action_distribution import Arrays, action_distribution, are_enumerated, candidates
+from maze.core.agent.action_distribution import Arrays, action_distribution
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_state_action_critic import encode_action
@@ -28,6 +28,7 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.utils import isolated_global_generator
+from maze.offline.action_probabilities import are_enumerated, candidates
 
 _EPISODES_AT_ONCE = 256  # whose matrices are kept in memory at the same time
 _CHUNK = 512  # actions that are evaluated at once, so that activations stay in the cache

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.batched_core_env import CONTEXT, BatchedCoreEnv, Context, InstanceSource
+from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.env.context import CONTEXT, Context, InstanceSource
 from maze.core.errors import ConfigError
 from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.inventory.demand import distribution, with_surges
@@ -54,7 +55,7 @@ class LostSales(Stores):
     :param surge_probability: Probability of a surge of the demand in a period.
     :param surge_units: Units by which a surge increases the demand.
     :param context: Values of `demand`, `lead_time`, `holding_cost` and `penalty` that are drawn for each episode, see
-        :class:`~maze.core.env.batched_core_env.Context`. `stock` has room for the longest lead time.
+        :class:`~maze.core.env.context.Context`. `stock` has room for the longest lead time.
     :param instances: Contexts that are played in order; `grid`: all combinations.
     """
 

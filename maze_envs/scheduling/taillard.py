@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maze.core.env.batched_core_env import InstanceSet, InstanceSource
+from maze.core.env.context import InstanceSet, InstanceSource
 from maze.core.errors import ConfigError
 
 LONGEST = 99

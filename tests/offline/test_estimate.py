@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maze.core.agent.action_distribution import (
-    ExploringPolicy,
-    action_distribution,
-    candidates,
-    cloned_propensities,
-    log_probabilities,
-)
+from maze.core.agent.action_distribution import ExploringPolicy, action_distribution, log_probabilities
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.offline.action_probabilities import candidates, cloned_propensities
 from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate
 from maze.offline.estimation import EvidenceGateRunner
 from maze.offline.fitted_q import FittedQConfig

@@ -13,7 +13,7 @@ import numpy as np
 
 from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
 from maze.core.annotations import override
-from maze.core.env.batched_core_env import ordered_seeds
+from maze.core.env.context import ordered_seeds
 from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_episode_ends, failure, failure_of_acting
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_values import check_in_space

@@ -15,8 +15,9 @@ import numpy as np
 
 from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.annotations import override
-from maze.core.env.batched_core_env import BatchedCoreEnv, InstanceSource
+from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.env.context import InstanceSource
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID

@@ -10,19 +10,24 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.log_stats import event_decorators
+from maze.core.log_stats.event_decorators import (
+    define_episode_stats,
+    define_epoch_stats,
+    define_stats_grouping,
+    define_step_stats,
+)
 from maze.core.wrappers.wrapper import Wrapper
 
 
 class StepTimingEvents(ABC):
     """Time spent in an environment and in each of its wrappers, without the layers below."""
 
-    @event_decorators.define_epoch_stats(np.mean, input_name="mean", output_name="mean_ms")
-    @event_decorators.define_epoch_stats(sum, input_name="sum", output_name="total_ms")
-    @event_decorators.define_episode_stats(np.mean, output_name="mean")
-    @event_decorators.define_episode_stats(sum, output_name="sum")
-    @event_decorators.define_step_stats(sum)
-    @event_decorators.define_stats_grouping("layer")
+    @define_epoch_stats(np.mean, input_name="mean", output_name="mean_ms")
+    @define_epoch_stats(sum, input_name="sum", output_name="total_ms")
+    @define_episode_stats(np.mean, output_name="mean")
+    @define_episode_stats(sum, output_name="sum")
+    @define_step_stats(sum)
+    @define_stats_grouping("layer")
     def step_time(self, layer: str, value: float) -> None:
         """A step was taken.
 
@@ -30,10 +35,10 @@ class StepTimingEvents(ABC):
         :param value: Milliseconds.
         """
 
-    @event_decorators.define_epoch_stats(np.mean, output_name="mean_ms")
-    @event_decorators.define_episode_stats(sum)
-    @event_decorators.define_step_stats(sum)
-    @event_decorators.define_stats_grouping("layer")
+    @define_epoch_stats(np.mean, output_name="mean_ms")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    @define_stats_grouping("layer")
     def reset_time(self, layer: str, value: float) -> None:
         """The environment was reset.
 

@@ -11,8 +11,9 @@ from gymnasium import spaces
 from omegaconf import OmegaConf
 
 from maze.core.agent.random_policy import RandomPolicy
-from maze.core.env.batched_core_env import BatchedCoreEnv, InstanceSet, ordered_seeds
+from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.env.context import InstanceSet, ordered_seeds
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.parallel_rollout_runner import ParallelRolloutRunner

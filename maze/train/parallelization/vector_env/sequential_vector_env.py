@@ -18,8 +18,24 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import count_instances
-from maze.core.wrappers import return_normalization_reward_wrapper
-from maze.train.parallelization.vector_env import structured_vector_env
+from maze.core.wrappers.return_normalization_reward_wrapper import (
+    ReturnNormalizationRewardWrapper,
+    load_statistics_states,
+    statistics_states,
+    wrappers_with_statistics,
+)
+from maze.train.parallelization.vector_env.structured_vector_env import (
+    EpisodeState,
+    FinalObservation,
+    Out,
+    ReplayLog,
+    StructuredVectorEnv,
+    actions_at,
+    checked_seeds,
+    derived_seed,
+    replayed_actions,
+    states_for,
+)
 from maze.train.parallelization.vector_env.vector_env_utils import check_same_spaces, is_flat_env, with_stats
 
 if TYPE_CHECKING:
@@ -42,7 +58,7 @@ class _FinishedEpisodes(LogStatsConsumer):
         self._vector_env.finished_episodes[self._index] = stat  # type: ignore[index]  # a dictionary here
 
 
-class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
+class SequentialVectorEnv(StructuredVectorEnv):
     """Step its environments one after another in this process: the fastest choice for cheap environments.
 
     :param env_factories: Each makes one environment. Environments without statistics are wrapped.
@@ -92,11 +108,11 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
         self._steps = [env.step for env in self.envs]
         self._are_actors_done = [env.is_actor_done for env in self.envs]
         self._contexts = [env.context for env in self.envs]
-        self._learning: list[list[return_normalization_reward_wrapper.ReturnNormalizationRewardWrapper]] = [
-            list(return_normalization_reward_wrapper.wrappers_with_statistics(env)) for env in self.envs
+        self._learning: list[list[ReturnNormalizationRewardWrapper]] = [
+            list(wrappers_with_statistics(env)) for env in self.envs
         ]
         self._last: list[Any] = [None] * self.n_envs
-        self._log = structured_vector_env.ReplayLog(self.n_envs, next(iter(self.action_spaces_dict)))
+        self._log = ReplayLog(self.n_envs, next(iter(self.action_spaces_dict)))
 
     def _build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]]) -> None:
         for index, factory in enumerate(env_factories):
@@ -108,8 +124,8 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
             self.envs.append(env)
             check_same_spaces(self.envs[0], env, self._name(index))
 
-    @override(structured_vector_env.StructuredVectorEnv)
-    def _advance(self, actions: Any, out: structured_vector_env.Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
+    @override(StructuredVectorEnv)
+    def _advance(self, actions: Any, out: Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
         if not self._actor_ids:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self._is_any_done or self.finished_episodes:  # a reset may have interrupted episodes
@@ -125,8 +141,8 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
             self._count_episodes(self.finished_episodes)
         return self.terminated | self.truncated, infos
 
-    @override(structured_vector_env.StructuredVectorEnv)
-    def _begin(self, out: structured_vector_env.Out) -> None:
+    @override(StructuredVectorEnv)
+    def _begin(self, out: Out) -> None:
         self._clear_flags()
         self.rewards[:] = 0.0
         self.step_complete[:] = True
@@ -143,7 +159,7 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
         self._is_restored = False
         self._count_episodes(self.finished_episodes)
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
         """Seed the environments.
 
@@ -152,7 +168,7 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
 
         :param seeds: One seed per environment.
         """
-        for index, seed in enumerate(structured_vector_env.checked_seeds(seeds, self.n_envs)):
+        for index, seed in enumerate(checked_seeds(seeds, self.n_envs)):
             env = self.envs[index]
             try:
                 env.seed(seed)
@@ -161,30 +177,30 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
         self._log.set_seeds(seeds)
         self._is_restored = False
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def record_constrained(self, sources: Sequence[StatisticSource]) -> None:
         super().record_constrained(sources)
         for env in self.envs if sources else ():
             env.get_stats(LogStatsLevel.STEP)  # from now on they are calculated
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def actor_ids(self) -> list[ActorID]:
         return list(self._actor_ids) or [env.actor_id() for env in self.envs]
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
         before_reset = self._actors_done
         return np.array([before_reset.get(i, env.is_actor_done()) for i, env in enumerate(self.envs)], np.bool_)
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]
         return np.array([env.get_env_time() for env in self.envs], np.int64)
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         return self._log.seeding_at(env_index, ticks_ago)
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
         states = []
         for index, env in enumerate(self.envs):
@@ -193,12 +209,12 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
                 state = {key: state[key] for key in ("seed", "n_seedings", "problem") if key in state}
             else:
                 state["digest"] = self._digest(index, env)
-            states.append({**state, "wrappers": return_normalization_reward_wrapper.statistics_states(env)})
+            states.append({**state, "wrappers": statistics_states(env)})
         return {"environments": states}
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        states = structured_vector_env.states_for(state_dict, self.n_envs)
+        states = states_for(state_dict, self.n_envs)
         problems: dict[int, str] = {}
         self._actor_ids = []
         self._log.forget_ticks()
@@ -222,10 +238,10 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
         self._is_restored = is_any_running
         for env, state in zip(self.envs, states, strict=True):
             if state["wrappers"]:
-                return_normalization_reward_wrapper.load_statistics_states(env, state["wrappers"])
+                load_statistics_states(env, state["wrappers"])
         return problems
 
-    @override(structured_vector_env.StructuredVectorEnv)
+    @override(StructuredVectorEnv)
     def close(self) -> None:
         """Close all environments; a second call does nothing."""
         if self._is_closed:
@@ -242,12 +258,12 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
         self._actors_done = {}
         self._is_any_done = False
 
-    def _step_flat(self, actions: Mapping[Any, Any], out: structured_vector_env.Out) -> list[dict[Any, Any]]:
+    def _step_flat(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         step_key = self._actor_ids[0].step_key
         casts = self._casts[step_key]
         columns = [(key, column, column.dtype, casts[key]) for key, column in out[step_key].items()]
         rewards, last = self.rewards, self._last
-        taken = self._columns(step_key, structured_vector_env.actions_at(step_key, actions))
+        taken = self._columns(step_key, actions_at(step_key, actions))
         self._log.append(taken)
         infos: list[dict[Any, Any]] = []
         index = 0
@@ -267,12 +283,10 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
             self._fail(error, "step", index)
         return infos
 
-    def _step_structured(self, actions: Mapping[Any, Any], out: structured_vector_env.Out) -> list[dict[Any, Any]]:
+    def _step_structured(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         step_keys = {actor.step_key for actor in self._actor_ids}
         is_common = len(step_keys) == 1
-        taken = {
-            key: self._columns(key, structured_vector_env.actions_at(key, actions, is_common)) for key in step_keys
-        }
+        taken = {key: self._columns(key, actions_at(key, actions, is_common)) for key in step_keys}
         self._log.append(([actor.step_key for actor in self._actor_ids], taken))
         by_key = {step_key: split_rows(columns) for step_key, columns in taken.items()}
         self.actor_rewards = None
@@ -334,7 +348,7 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
             if self._n_checks_left:
                 check_observation(observation, actor, self._observation_specs, self._first_index + index)
             last = {key: np.array(cast(observation[key])) for key, cast in self._casts[actor.step_key].items()}
-            self.final_observations[index] = structured_vector_env.FinalObservation(actor, last)
+            self.final_observations[index] = FinalObservation(actor, last)
         if self._log.is_seed_due(index):
             return self._first_observation(index)
         try:
@@ -361,7 +375,7 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
         if (number := self._log.n_seedings[index]) > 1:
             self._contexts[index].set_seed(f"{self._log.seeds[index]}/{number}")
 
-    def _replay(self, index: int, state: structured_vector_env.EpisodeState) -> str | None:
+    def _replay(self, index: int, state: EpisodeState) -> str | None:
         """Restore an environment by replaying the actions of a state.
 
         :return: The problem; `None`: the environment is restored.
@@ -369,12 +383,12 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
         env = self.envs[index]
         log = self._log
         log.adopt_seed(index, state)
-        now = return_normalization_reward_wrapper.statistics_states(env)
+        now = statistics_states(env)
         try:
-            return_normalization_reward_wrapper.load_statistics_states(env, state["statistics"])
-            self._apply_seed(index, structured_vector_env.derived_seed(state["seed"], state["n_seedings"] - 1))
+            load_statistics_states(env, state["statistics"])
+            self._apply_seed(index, derived_seed(state["seed"], state["n_seedings"] - 1))
             observation = self._reset_for_replay(env)
-            for position, (step_key, action) in enumerate(structured_vector_env.replayed_actions(state)):
+            for position, (step_key, action) in enumerate(replayed_actions(state)):
                 actor = env.actor_id()
                 if actor.step_key != step_key:
                     return f"in step {position} of the replay {actor} acts; expected sub-step {step_key!r}"
@@ -382,11 +396,11 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
                 if done:
                     observation = self._reset_for_replay(env)
         except Exception as error:  # a non-deterministic environment may raise anything
-            return_normalization_reward_wrapper.load_statistics_states(env, now)
+            load_statistics_states(env, now)
             return f"replaying its actions raised {type(error).__name__}: {error}"
         self._last[index] = observation
         if self._digest(index, env) != state["digest"]:
-            return_normalization_reward_wrapper.load_statistics_states(env, now)
+            load_statistics_states(env, now)
             return "its replay ends with another observation: the environment is not deterministic under its seed"
         log.restore(index, state)
         return None
@@ -406,7 +420,7 @@ class SequentialVectorEnv(structured_vector_env.StructuredVectorEnv):
             digest.update(value.tobytes())
         return digest.hexdigest()
 
-    def _write(self, index: int, observation: Any, out: structured_vector_env.Out, is_checked: bool) -> None:
+    def _write(self, index: int, observation: Any, out: Out, is_checked: bool) -> None:
         actor = self._actor_ids[index]
         if is_checked:
             check_observation(observation, actor, self._observation_specs, self._first_index + index)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,23 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from maze.core.agent.policy import SPACES, Policy, build_policy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import TorchModel, resolve_device, threads_for
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
-from maze.core.env.space_values import rows_outside
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
-from maze.core.utils.config_utils import Amount, CheckedConfig, Count, EnvFactory, Positive, flag, whole_number
+from maze.core.utils.config_utils import EnvFactory, flag, whole_number
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.core.utils.files import clean_stale_temporaries
-from maze.core.utils.seeding import MazeSeeding, seeded_generator, set_seeds_globally
+from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.core.utils.update_profile import PROFILE_FILE, UpdateProfile
 from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import StructuredStatisticsType
@@ -42,12 +37,11 @@ from maze.train.parallelization.distributed_actors.distributed_actors import Dis
 from maze.train.parallelization.placement import Batched, placement_of
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory, check_same_spaces
-from maze.train.trainers.common.actor_critic.valuation import decisions_by_policy
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
+from maze.train.trainers.common.warm_start import start_warm
 from maze.train.utils.train_utils import STATE_FORMAT
 from maze.utils.log_stats_utils import setup_logging
 
@@ -384,19 +378,6 @@ class TrainingRunner(Runner):
         may_be_late = env.n_rollout_envs < env.n_envs  # late fragments need the logits of their older policy
         return RolloutGenerator(env, record_logits=may_be_late)
 
-    def curriculum(self) -> Curriculum | None:
-        """Return the configured curriculum; `None`: there is none.
-
-        :raises ConfigError: The configuration is not a list of stages.
-        """
-        config = self.cfg.get("curriculum")
-        if not config:
-            return None
-        stages = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
-        if not isinstance(stages, list):
-            raise ConfigError(f"curriculum: expected a list of stages with `n_epochs` and `env`, found {stages!r}.")
-        return Curriculum(self, [Stage.from_config(stage) for stage in stages])
-
     def actors(self, **arguments: Any) -> DistributedActors:
         """Return actors that collect rollouts while the trainer learns.
 
@@ -576,213 +557,3 @@ def _trainer_named(name: str | type[Trainer], config_path: str) -> type[Trainer]
 def _default_concurrency() -> int:
     """Return the default number of environments."""
     return max(_MIN_CONCURRENCY, os.cpu_count() or 1)
-
-
-# -- warm start -------------------------------------------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass
-class WarmStart(CheckedConfig):
-    """Warm start of a new run: behavioural cloning of another policy."""
-
-    section = "warm_start"
-
-    policy: Any = None
-    """Configuration of the policy that is cloned, an option of the group `policy`; `null`: none is."""
-
-    n_steps: Count = 20_000
-    """Number of recorded environment steps, over all environments."""
-
-    n_epochs: Count = 10
-    """Number of passes over them."""
-
-    batch_size: Count = 500
-    """Number of environment steps in a minibatch."""
-
-    lr: Positive = 0.001
-    """Learning rate of the Adam optimizer, which is used for the cloning alone."""
-
-    entropy_coef: Amount = 0.0
-    """Weight of the entropy bonus. With it, actions that were never recorded keep a probability: in the end about
-    `exp(-1 / entropy_coef)` of that of actions that were always recorded."""
-
-
-def start_warm(
-    trainer: Any,
-    section: Mapping[str, Any],
-    make_rollouts: Callable[[], RolloutGenerator],
-    next_seed: Callable[[], int],
-) -> None:
-    """Clone the policy that `warm_start` names, if there is one, in environments like those of the run.
-
-    :param trainer: The trainer, as it was built.
-    :param section: The section `warm_start` of the configuration.
-    :param make_rollouts: Makes a rollout generator with environments like those of the run.
-    :param next_seed: Returns the next seed of the run for a policy.
-    :raises ConfigError: The algorithm has no policy whose actions have probabilities, or the policy carries hidden
-        states from step to step.
-    """
-    config = WarmStart.from_config(section)
-    if not config.policy:
-        return
-    learner: Any = getattr(trainer, "policy", None)
-    if not hasattr(learner, "compute_policy_output") or learner.is_recurrent or _has_values(learner):
-        raise ConfigError(
-            "warm_start.policy: cloning needs a policy with probabilities of actions and without hidden states, found "
-            f"that of {type(trainer).__name__}. Use A2C, PPO, IMPALA, SAC or ES, and `model.recurrence=true` with "
-            "stacked observations instead of hidden states, or leave it empty."
-        )
-    rollouts = make_rollouts()
-    try:
-        spaces = {name: getattr(rollouts.env, name) for name in SPACES}
-        demonstrator = build_policy(config.policy, spaces, "warm_start.policy")
-        demonstrator.seed(next_seed())
-        share = clone_policy(learner, demonstrator, rollouts, config, next_seed(), trainer.observation_statistics)
-    finally:
-        rollouts.env.close()
-    name = type(demonstrator).__name__
-    logger.info("Warm start: the policy gives the actions of %s a probability of %.3f.", name, share)
-
-
-def _has_values(learner: TorchPolicy) -> bool:
-    """Return whether logits are values of actions, as those of DQN and CQL are."""
-    mapper = learner.distribution_mapper
-    return any((mapper.describe_head(head) or {}).get("is_greedy") for head in mapper.action_heads)
-
-
-def clone_policy(
-    learner: TorchPolicy,
-    demonstrator: Policy,
-    rollouts: RolloutGenerator,
-    config: WarmStart,
-    seed: int,
-    statistics: ObservationStatistics | None = None,
-) -> float:
-    """Train a policy to act as another one does, by maximum likelihood.
-
-    :param learner: The policy that learns.
-    :param demonstrator: The policy that acts.
-    :param rollouts: Rollouts in which it acts.
-    :param config: Settings of the warm start.
-    :param seed: Seed of the order of minibatches.
-    :param statistics: Statistics of observations that the model's networks normalize; they are updated first.
-    :return: Geometric mean of the probabilities that the learner gives to the demonstrated actions in the end.
-    """
-    columns = rollouts.allocate(-(-config.n_steps // int(rollouts.env.n_envs)))
-    rollouts.collect(demonstrator, columns)
-    (statistics or ObservationStatistics(learner)).learn(columns)
-    by_policy = decisions_by_policy(columns, learner.substeps_with_separate_agent_nets, learner.device)
-    parts = [substeps for substeps, _ in by_policy]
-    for one in itertools.chain(*parts):
-        for head, values in one.action.items():
-            space = rollouts.env.action_spaces_dict[one.actor_id.step_key][head]
-            if rows_outside(values.numpy(force=True), space).any():
-                found = f"action `{head}` of sub-step {one.actor_id.step_key!r} is not always an element of {space}"
-                raise ConfigError(f"warm_start.policy: {type(demonstrator).__name__} does not fit: {found}.")
-    optimizer = torch.optim.Adam(learner.parameters(), lr=config.lr)
-    generator = seeded_generator(seed)
-    learner.train()
-    log_probs: list[float] = []
-    for _ in range(config.n_epochs):
-        log_probs.clear()
-        for substeps in parts:
-            order = torch.randperm(len(next(iter(substeps[0].action.values()))), generator=generator)
-            for rows in torch.split(order, config.batch_size):
-                batch = [substep.rows(rows.to(learner.device)) for substep in substeps]
-                outputs = [learner.compute_substep_policy_output(one.observation, one.actor_id) for one in batch]
-                pairs = zip(outputs, batch, strict=True)
-                log_prob = torch.stack([output.prob_dist.joint_log_prob(one.action) for output, one in pairs]).mean()
-                optimizer.zero_grad()
-                loss = -log_prob
-                if config.entropy_coef:
-                    loss = loss - config.entropy_coef * torch.stack([output.entropy for output in outputs]).mean()
-                loss.backward()  # type: ignore[no-untyped-call]  # torch's
-                optimizer.step()
-                log_probs.append(float(log_prob.detach()))
-    optimizer.zero_grad()
-    return float(torch.tensor(log_probs).mean().exp())
-
-
-# -- curricula --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Stage(CheckedConfig):
-    """A number of epochs with environment arguments that differ from `env`."""
-
-    section = "curriculum"
-
-    n_epochs: Count = 1
-    """Number of epochs."""
-
-    env: Mapping[str, Any] = field(default_factory=dict)
-    """Environment arguments that differ, with the keys of `env`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.env, Mapping):
-            raise ConfigError(f"curriculum.env: expected arguments of the environment by name, found {self.env!r}.")
-
-
-class Curriculum:
-    """Stages of a run, followed by its environment as configured. The stage changes between epochs.
-
-    Each stage has its own vector environment, made by the execution backend. The stage depends on the number of the
-    epoch only, and the seeds of all stages are drawn in advance.
-
-    :param run: The runner.
-    :param stages: The stages in their order.
-    """
-
-    def __init__(self, run: TrainingRunner, stages: list[Stage]) -> None:
-        self._run = run
-        self._stages = stages
-        self._env: StructuredVectorEnv | None = None
-        self.stage = -1
-        """Index of the current stage; the index after the last stage stands for the environment as configured."""
-        n_envs = run.n_training_envs
-        self._seeds = [run.env_seeds(n_envs) for _ in range(len(stages) + 1)]
-
-    def entered(self, epoch: int) -> RolloutGenerator | None:
-        """Enter the stage of an epoch: close the old environments and return a rollout generator for the new ones.
-
-        :param epoch: Index of the epoch.
-        :return: `None`: the stage did not change.
-        :raises ConfigError: The model cannot act in the environments of the stage.
-        """
-        run = self._run
-        stage = sum(end <= epoch for end in itertools.accumulate(each.n_epochs for each in self._stages))
-        if stage == self.stage:
-            return None
-        self.stage = stage
-        factory = run.env_factory if stage == len(self._stages) else self._env_factory(stage)
-        before = self._env
-        if before is not None:
-            run.give_back(before)
-        rollouts = run.rollouts(factory, self._seeds[stage])
-        self._env = rollouts.env
-        if before is not None:
-            rollouts.env.epoch_stats = before.epoch_stats  # cumulative statistics continue
-        return rollouts
-
-    def _env_factory(self, stage: int) -> Callable[[], Any]:
-        run, arguments = self._run, self._stages[stage].env
-        config = OmegaConf.merge(run.cfg.env, arguments)
-        factory: Callable[[], Any] = EnvFactory(config, run.cfg.get("wrappers") or {}, run.env_timeout)
-        if run.normalization_statistics is not None:
-            factory = make_normalized_env_factory(factory, run.normalization_statistics)
-        env = factory()
-        try:
-            spaces = SpacesConfig(env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict)
-        finally:
-            env.close()
-        if differences := run.spaces.differences(spaces):
-            raise ConfigError(
-                f"curriculum[{stage}].env: the model cannot act in these environments. {'; '.join(differences)}. Only "
-                "numbers of candidates may differ from `env`; the environment has to pad all other observations to the "
-                "same size."
-            )
-        return factory

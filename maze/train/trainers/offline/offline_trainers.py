@@ -15,11 +15,17 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
-from maze.core.agent import torch_state_action_critic
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import TorchActorCritic, policy_of
 from maze.core.agent.torch_model import TargetNetworks, as_float_tensors, depends_on_mode
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
+from maze.core.agent.torch_state_action_critic import (
+    TorchStateActionCritic,
+    TorchStepStateActionCritic,
+    are_all_discrete,
+    encode_action,
+    q_values_key,
+)
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
@@ -257,7 +263,7 @@ class OfflineTrainer(EpochTrainer):
     events_class: ClassVar[type[Any]] = OfflineEvents
     learns_observation_statistics: ClassVar[bool] = True
     model: TorchPolicy
-    critic: torch_state_action_critic.TorchStepStateActionCritic
+    critic: TorchStepStateActionCritic
 
     def __init__(
         self,
@@ -265,7 +271,7 @@ class OfflineTrainer(EpochTrainer):
         model: TorchPolicy,
         data: LoggedSteps,
         action_spaces: Mapping[StepKeyType, spaces.Dict],
-        critic: torch_state_action_critic.TorchStateActionCritic | None = None,
+        critic: TorchStateActionCritic | None = None,
         *,
         seed: int | None = None,
         **common: Any,
@@ -279,7 +285,7 @@ class OfflineTrainer(EpochTrainer):
         self.batches = LoggedBatches(data, action_spaces, *settings, model.network_key)
         self.actors = self.batches.actors
         if self.config.critic is not None:
-            if not isinstance(critic, torch_state_action_critic.TorchStepStateActionCritic):
+            if not isinstance(critic, TorchStepStateActionCritic):
                 raise ConfigError(
                     f"model.critic: offline training needs a state-action critic for each sub-step, found "
                     f"{type(critic).__name__}. Use critic=flatten_concat_state_action or critic=template_state_action."
@@ -375,18 +381,15 @@ def joint_action_values(
     :param observations: `[B, *shape]` by key.
     :param actions: `[B, *shape]` by head; continuous ones are scaled to [-1, 1].
     """
-    if torch_state_action_critic.are_all_discrete(action_space):
+    if are_all_discrete(action_space):
         outputs = [network(observations) for network in pair]
         by_head = [
-            [
-                output[torch_state_action_critic.q_values_key(head)].gather(-1, taken.unsqueeze(-1))
-                for head, taken in actions.items()
-            ]
+            [output[q_values_key(head)].gather(-1, taken.unsqueeze(-1)) for head, taken in actions.items()]
             for output in outputs
         ]
         return [values[0].squeeze(-1) if len(values) == 1 else torch.cat(values, -1).mean(-1) for values in by_head]
     encoded = {
-        head: torch_state_action_critic.encode_action(space, actions[head], torch.get_default_dtype())
+        head: encode_action(space, actions[head], torch.get_default_dtype())
         for head, space in action_space.spaces.items()
     }
     return [network({**observations, **encoded})["q_value"].squeeze(-1) for network in pair]

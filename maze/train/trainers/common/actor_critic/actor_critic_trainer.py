@@ -20,6 +20,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.seeding import seeded_generator
+from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
 from maze.train.trainers.common.actor_critic.cost_critics import LearnedConstraint, LearnedRisk, combined_advantage
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-    from maze.train.trainers.common.training_runner import Curriculum, TrainingRunner
+    from maze.train.trainers.common.training_runner import TrainingRunner
 
 
 class SurrogateLoss(NamedTuple):
@@ -199,7 +200,7 @@ class ActorCritic(EpochTrainer, ABC):
     def build(cls, run: TrainingRunner) -> ActorCritic:
         model: TorchActorCritic = run.model()
         selection = run.best_model_selection(model)
-        curriculum = run.curriculum() if cls.follows_curriculum else None
+        curriculum = Curriculum.of(run) if cls.follows_curriculum else None
         rollouts = (curriculum.entered(epoch=0) if curriculum else None) or cls._rollouts(run, model)
         evaluator, seed = run.evaluator(selection), run.agent_seed()
         trainer = cls(

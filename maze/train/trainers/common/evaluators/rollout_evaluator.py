@@ -13,7 +13,7 @@ from maze.core.agent.policy import Policy, acting_in
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.env.batched_core_env import check_episode_count
+from maze.core.env.context import check_episode_count
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
