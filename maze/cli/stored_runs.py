@@ -346,7 +346,7 @@ class PolicyReader:
     """Its wrappers, likewise."""
 
     def entry(self, entry: Any) -> tuple[str, Any]:
-        """Return a label and the configuration, with `trainings` if there are several."""
+        """Return a label and the configuration, with `runs` if there are several."""
         if isinstance(entry, Mapping):
             if "base" in entry:
                 option = "exploring" if "epsilon" in entry else _ROLLOUT
@@ -358,7 +358,7 @@ class PolicyReader:
                 return str(name), self.entry(inner)[1]
         if isinstance(entry, (list, tuple)) and entry:
             found = [self.entry(each) for each in entry]
-            return found[0][0], {"trainings": [policy for _, policy in found]}
+            return found[0][0], {"runs": [policy for _, policy in found]}
         if not isinstance(entry, str):
             raise UsageError(
                 f"{self.where}: {entry!r} is neither an option of {_GROUP}, nor a training run, nor a configuration."
@@ -391,8 +391,8 @@ class PolicyReader:
 
     def surrounded(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration; if it has no wrappers, with those of the first training run."""
-        if "trainings" in entry:
-            return {"trainings": [self.surrounded(each) for each in entry["trainings"]]}
+        if "runs" in entry:
+            return {"runs": [self.surrounded(each) for each in entry["runs"]]}
         entry = dict(entry) if _GROUP in entry else {_GROUP: dict(entry)}
         if self.wrappers and entry.get("wrappers") is None:
             from maze.serve.wrappers_as_data import wrappers_of_environment
@@ -412,7 +412,7 @@ class PolicyReader:
                 f"{_WEIGHTS} in it."
             )
         found = [self._training(run) for run in runs]
-        return directory.name, {"trainings": [policy for _, policy in found]}
+        return directory.name, {"runs": [policy for _, policy in found]}
 
     def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
         wanted = ["model", *(name for name in ("env", "wrappers") if name not in self.named)]
