@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.hydra_setup import GATE, UsageError, changed_wrappers, is_gate
-from maze.cli.run_summary import CONFIG_FILE, algorithm_name
+from maze.cli.run_summary import CONFIG_FILE, TRUST, algorithm_name
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
@@ -23,7 +23,6 @@ from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import NEVER_WHOLE
 from maze.serve.bundle import SHELF, PolicyBundle
 
-TRUST = "--trust"
 # Root configurations with a default environment.
 _ROOTS = ("conf_rollout", "conf_train")
 # Overrides that name a section.
