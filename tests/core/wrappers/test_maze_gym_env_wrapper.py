@@ -107,6 +107,26 @@ def test_observations_become_elements_of_a_flat_dictionary_space_and_convert_bac
     np.testing.assert_equal(again, observation)
 
 
+def test_classes_and_functions_are_called_with_the_arguments():
+    space = spaces.Discrete(3)
+    for make in (Echo, lambda **arguments: Echo(**arguments)):
+        assert GymMazeEnv(make, action_space=space).action_space["action"] == space
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "message"),
+    [
+        (Echo, {}, "does not take the arguments {}: missing a required argument: 'action_space'"),
+        (dict, {}, "Expected an environment of gymnasium, .* found {}"),
+        (3, {}, "found 3"),
+        (Echo(spaces.Discrete(2)), {"end": (True, False)}, "the environment .* exists"),
+    ],
+)
+def test_what_is_no_environment_is_refused_by_name(env, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        GymMazeEnv(env, **arguments)
+
+
 def test_keys_name_single_entries_number_tuples_and_keep_dictionaries():
     two = (spaces.Discrete(2), spaces.Discrete(3, start=1))
     assert list(GymMazeEnv(Echo(two[0])).action_space) == ["action"]
