@@ -460,7 +460,7 @@ def made(make: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
             inspect.signature(make).bind(**kwargs)
     except TypeError as error:
         raise ConfigError(f"{make!r} does not take the arguments {kwargs}: {error}.") from error
-    env: Any = make(**kwargs) if callable(make) else make
+    env: gymnasium.Env[Any, Any] = make(**kwargs) if callable(make) else make
     if isinstance(env, type) or not (hasattr(env, "reset") and hasattr(env, "step")):
         raise ConfigError(
             f"Expected an environment of gymnasium, its id, its class or a function that makes it; found {env!r}."

@@ -1,6 +1,7 @@
 """Any gymnasium environment as a Maze environment."""
 
 import copy
+import functools
 import pickle
 
 import gymnasium
@@ -109,7 +110,7 @@ def test_observations_become_elements_of_a_flat_dictionary_space_and_convert_bac
 
 def test_classes_and_functions_are_called_with_the_arguments():
     space = spaces.Discrete(3)
-    for make in (Echo, lambda **arguments: Echo(**arguments)):
+    for make in (Echo, functools.partial(Echo)):
         assert GymMazeEnv(make, action_space=space).action_space["action"] == space
 
 
@@ -117,9 +118,8 @@ def test_classes_and_functions_are_called_with_the_arguments():
     ("env", "arguments", "message"),
     [
         (Echo, {}, "does not take the arguments {}: missing a required argument: 'action_space'"),
-        (dict, {}, "Expected an environment of gymnasium, .* found {}"),
+        (object, {}, "Expected an environment of gymnasium, .* found <object"),
         (3, {}, "found 3"),
-        (Echo(spaces.Discrete(2)), {"end": (True, False)}, "the environment .* exists"),
     ],
 )
 def test_what_is_no_environment_is_refused_by_name(env, arguments, message):
@@ -247,7 +247,7 @@ def test_an_unknown_id_gets_a_suggestion():
         GymMazeEnv("CartPool-v1")
     with pytest.raises(ConfigError, match=r"no_such_module.*env\.name=<module>:Env-v0\."):
         GymMazeEnv("no_such_module:Env-v0")
-    with pytest.raises(ConfigError, match="id of an environment"):
+    with pytest.raises(ConfigError, match="the environment .* exists"):
         GymMazeEnv(Legacy(), render_mode="human")
 
 
