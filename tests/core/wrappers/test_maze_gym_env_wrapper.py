@@ -247,7 +247,7 @@ def test_an_unknown_id_gets_a_suggestion():
         GymMazeEnv("CartPool-v1")
     with pytest.raises(ConfigError, match=r"no_such_module.*env\.name=<module>:Env-v0\."):
         GymMazeEnv("no_such_module:Env-v0")
-    with pytest.raises(ConfigError, match="the environment .* exists"):
+    with pytest.raises(ConfigError, match=r"the environment .* exists"):
         GymMazeEnv(Legacy(), render_mode="human")
 
 
