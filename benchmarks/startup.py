@@ -1,10 +1,10 @@
 """Start-up times: imports, help, `RunContext`, first environment step, first line.
 
-Each figure is the median of several fresh processes, which take turns where they are compared. `--trainings` looks at
+Each figure is the median of several fresh processes, which take turns where they are compared. `--trainers` looks at
 the first line of every trainer where a step of the environment takes a second.
 
     python benchmarks/startup.py
-    python benchmarks/startup.py --trainings
+    python benchmarks/startup.py --trainers
 """
 
 from __future__ import annotations
@@ -175,12 +175,12 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--trainings", action="store_true", help="the first line of every trainer, and nothing else")
+    parser.add_argument("--trainers", action="store_true", help="the first line of every trainer, and nothing else")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")
     options = parser.parse_args()
 
     figures: dict[str, float] = {}
-    if options.trainings:
+    if options.trainers:
         figures = {f"{name}, first step to first line": seconds_to_first_line(name) for name in TRAININGS}
     else:
         figures = figures_of_starts(options.repeats)

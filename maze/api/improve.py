@@ -20,8 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from maze.api.training_run import TrainingRun
 from maze.api.utils import check_names
 from maze.cli.run_directory import claim_directory
-from maze.cli.run_summary import command_text, shown_path
-from maze.cli.stored_runs import TRUST
+from maze.cli.run_summary import command_text, shown_path, trust_arguments
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
@@ -501,7 +500,8 @@ class ImproveRunner(runners.EvaluationRunner):
         env, heuristic = self.built({"policy": self.policy})
         self._batched = simulation_of(env) is not None
         modules = [type(each).__module__ for each in (heuristic, env.core_env, *stack_of(env))]
-        self._packages = sorted({name for name, *_ in (each.split(".") for each in modules) if is_own_package(name)})
+        packages = {module.partition(".")[0] for module in modules}
+        self._trusted = trust_arguments(package for package in packages if is_own_package(package))
         try:
             played = self._played(HEURISTIC, env, heuristic, seconds, self._common_seeds)
         except BudgetSpentError as error:
@@ -610,9 +610,9 @@ class ImproveRunner(runners.EvaluationRunner):
         self._common = played.n_episodes
         shown = str(shown_path(directory, self._project))
         commands = {
-            "Export it to one file": command_text("--export", shown, "--out", "policy.maze", *self._trust()),
+            "Export it to one file": command_text("--export", shown, "--out", "policy.maze", *self._trusted),
             "Serve it": "maze-serve policy.maze",
-            "Show an episode": command_text("--play", shown, *self._trust()),
+            "Show an episode": command_text("--play", shown, *self._trusted),
         }
         return Rung(algorithm, policy, make_env, played, time.monotonic() - start, directory, commands)
 
@@ -768,11 +768,7 @@ class ImproveRunner(runners.EvaluationRunner):
             settings.append(f"policy.value={value_text(plain_container(self.value, 'runner.value'))}")
         given = HydraConfig.get().overrides.task if base.run is None and HydraConfig.initialized() else []
         kept = [each for each in given if each.lstrip("+~").startswith(("env", "wrappers"))]
-        return command_text(*kept, "policy=rollout", *settings, *([] if base.run is None else self._trust()))
-
-    def _trust(self) -> list[str]:
-        """Return the arguments by which commands may import the user's packages that stored runs name."""
-        return [TRUST, ",".join(self._packages)] if self._packages else []
+        return command_text(*kept, "policy=rollout", *settings, *([] if base.run is None else self._trusted))
 
 
 def improve(

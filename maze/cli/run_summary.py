@@ -10,7 +10,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import config_to_yaml, gym_env_defaults, value_text
 from maze.core.utils.files import aligned, read_json_object, write_whole
-from maze.core.utils.stored_config import SPACES_FILE, chosen_options, read_plain_yaml
+from maze.core.utils.stored_config import SPACES_FILE, chosen_options, own_packages, read_plain_yaml, trusted_here
 from maze.train.utils.run_process import ENDED, INTERRUPTED, read_record
 from maze.utils.process import version_of
 
@@ -43,6 +43,7 @@ PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf",
 
 CONFIG_FILE = "hydra_config.yaml"
 COMMAND_FILE = "command.txt"
+TRUST = "--trust"
 FROM_PYTHON = "  # and, from Python, "
 """Begins the remark about parts of a run that are no text."""
 VERSIONS_FILE = "versions.json"
@@ -234,12 +235,22 @@ def command_text(*arguments: str) -> str:
     return shlex.join(["maze-run", *arguments])
 
 
+def trust_arguments(packages: Iterable[str]) -> list[str]:
+    """Return the arguments by which a command may import the user's packages that stored runs name.
+
+    :param packages: The packages; none: there are no arguments.
+    """
+    names = ",".join(sorted(set(packages) - set(trusted_here())))
+    return [TRUST, names] if names else []
+
+
 def run_commands(directory: Path, project: Path, usable: Container[str] | None = None) -> dict[str, str]:
     """Return the commands that use a run, by their purposes.
 
     :param directory: Its directory.
     :param project: Working directory of the commands.
-    :param usable: Names of its undamaged files; `None`: all that a training run writes.
+    :param usable: Names of its undamaged files; `None`: this process wrote them, so that the commands trust the user's
+        packages that its configuration names.
     """
 
     def has(*names: str) -> bool:
@@ -248,11 +259,14 @@ def run_commands(directory: Path, project: Path, usable: Container[str] | None =
     cfg, arguments = read_plain_yaml(directory / CONFIG_FILE), stored_arguments(directory)
     shown = shown_path(directory, project)
     run, commands = value_text(shown), dict[str, str]()
+    trusted = trust_arguments(own_packages(cfg)) if usable is None else []
     if has("state_dict.pt", SPACES_FILE) and "algorithm" in cfg:
         commands = {
-            "Show an episode of its best policy": command_text("--play", str(shown)),
-            "Inspect its decisions step by step": command_text("-cn", "conf_inspect", f"policies=[{run}]"),
-            "Compare it with a random policy": command_text("-cn", "conf_compare", f"policies=[random,{run}]"),
+            "Show an episode of its best policy": command_text("--play", str(shown), *trusted),
+            "Inspect its decisions step by step": command_text("-cn", "conf_inspect", f"policies=[{run}]", *trusted),
+            "Compare it with a random policy": command_text(
+                *("-cn", "conf_compare", f"policies=[random,{run}]"), *trusted
+            ),
             "Describe and check its files": command_text("--info", str(shown)),
         }
     if arguments and has("latest.pt"):

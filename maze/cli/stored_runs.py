@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.hydra_setup import GATE, UsageError, changed_wrappers, is_gate
-from maze.cli.run_summary import CONFIG_FILE, algorithm_name
+from maze.cli.run_summary import CONFIG_FILE, TRUST, algorithm_name
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
@@ -23,7 +23,6 @@ from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import NEVER_WHOLE
 from maze.serve.bundle import SHELF, PolicyBundle
 
-TRUST = "--trust"
 # Root configurations with a default environment.
 _ROOTS = ("conf_rollout", "conf_train")
 # Overrides that name a section.
@@ -292,7 +291,7 @@ def complete_base(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> N
     :raises UsageError: There is no such option and no such run.
     """
     named = sections_named_by(overrides)
-    if isinstance(OmegaConf.select(cfg, f"{_CLONED}.base"), str):
+    if _is_entry(OmegaConf.select(cfg, f"{_CLONED}.base")):
         entry = PolicyReader(cfg, project, {*named, "env", "wrappers"}, f"{_CLONED}.base").planned(_plain(cfg, _CLONED))
         policy, input_dir = entry["policy"], entry.get("input_dir")
         with open_dict(cfg):
@@ -302,15 +301,22 @@ def complete_base(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> N
     if str(cfg.policy.get("bundle")).startswith(SHELF):
         with open_dict(cfg):
             cfg.env = _changed_env(env_of_shelf(cfg.policy.bundle, named), cfg, overrides)
-    if not isinstance(cfg.policy.get("base"), str):
+    base = _plain(cfg, _GROUP).get("base")
+    if not _is_entry(base):
         return
     reader = PolicyReader(cfg, project, named, "policy.base")
-    path = project / cfg.policy.base
+    is_run = isinstance(base, str) and (project / base / _WEIGHTS).is_file()
+    entry = reader.entry(_TRAINED if is_run else base)[1]
     with open_dict(cfg):
-        if (path / _WEIGHTS).is_file():
-            cfg.input_dir, cfg.policy.base = str(path), _TRAINED
-        cfg.policy.base = reader.entry(cfg.policy.base)[1]["policy"]
+        cfg.policy.base = entry["policy"]
+        if is_run or "input_dir" in entry:
+            cfg.input_dir = str(project / base) if is_run else entry["input_dir"]
         cfg.env = _changed_env(reader.env, cfg, overrides)
+
+
+def _is_entry(base: Any) -> bool:
+    """Return whether the base of a policy is named: an option, a run, a file, or a policy with a base of its own."""
+    return isinstance(base, str) or (isinstance(base, Mapping) and "base" in base and TARGET_KEY not in base)
 
 
 def env_of_shelf(bundle: str, named: Container[str]) -> Any:
@@ -346,9 +352,9 @@ class PolicyReader:
     """Its wrappers, likewise."""
 
     def entry(self, entry: Any) -> tuple[str, Any]:
-        """Return a label and the configuration, with `trainings` if there are several."""
+        """Return a label and the configuration, with `runs` if there are several."""
         if isinstance(entry, Mapping):
-            if "base" in entry:
+            if "base" in entry and str(entry.get(TARGET_KEY, "maze.")).startswith("maze."):
                 option = "exploring" if "epsilon" in entry else _ROLLOUT
                 return option, self.planned({**self._option(option), **entry})
             if TARGET_KEY in entry or _GROUP in entry:
@@ -358,7 +364,7 @@ class PolicyReader:
                 return str(name), self.entry(inner)[1]
         if isinstance(entry, (list, tuple)) and entry:
             found = [self.entry(each) for each in entry]
-            return found[0][0], {"trainings": [policy for _, policy in found]}
+            return found[0][0], {"runs": [policy for _, policy in found]}
         if not isinstance(entry, str):
             raise UsageError(
                 f"{self.where}: {entry!r} is neither an option of {_GROUP}, nor a training run, nor a configuration."
@@ -375,8 +381,8 @@ class PolicyReader:
         return path.stem if is_file else entry, self.planned(policy)
 
     def planned(self, policy: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entry of a rollout policy whose base is named as an entry; it has the files of the base."""
-        if not isinstance(policy.get("base"), str):
+        """Return the entry of a policy; if its base is named, it has the files of the base."""
+        if not _is_entry(policy.get("base")):
             return {"policy": dict(policy)}
         of_base = self.entry(policy["base"])[1]
         inner = of_base.get(_GROUP, of_base)
@@ -391,8 +397,8 @@ class PolicyReader:
 
     def surrounded(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration; if it has no wrappers, with those of the first training run."""
-        if "trainings" in entry:
-            return {"trainings": [self.surrounded(each) for each in entry["trainings"]]}
+        if "runs" in entry:
+            return {"runs": [self.surrounded(each) for each in entry["runs"]]}
         entry = dict(entry) if _GROUP in entry else {_GROUP: dict(entry)}
         if self.wrappers and entry.get("wrappers") is None:
             from maze.serve.wrappers_as_data import wrappers_of_environment
@@ -412,7 +418,7 @@ class PolicyReader:
                 f"{_WEIGHTS} in it."
             )
         found = [self._training(run) for run in runs]
-        return directory.name, {"trainings": [policy for _, policy in found]}
+        return directory.name, {"runs": [policy for _, policy in found]}
 
     def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
         wanted = ["model", *(name for name in ("env", "wrappers") if name not in self.named)]

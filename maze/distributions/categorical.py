@@ -13,6 +13,9 @@ from maze.core.annotations import override
 from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import require_space, require_valid_rows
 
+# Rows from which, and choices up to which, torch takes a fifth to four fifths of the time by columns.
+_ROWS, _FEW = 512, 15
+
 
 class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorical]):
     """Categorical distribution over a `Discrete` space, from logits `[..., n]`.
@@ -28,7 +31,7 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
     def __init__(self, logits: torch.Tensor, action_space: spaces.Discrete, temperature: float = 1.0) -> None:
         super().__init__(None, action_space)
         self.logits = logits
-        self.log_probs = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+        self.log_probs = _log_softmax(logits if temperature == 1.0 else logits / temperature)
 
     @override(TorchProbabilityDistribution)
     def _build_dist(self) -> Categorical:
@@ -93,3 +96,10 @@ class GreedyCategoricalProbabilityDistribution(CategoricalProbabilityDistributio
     @override(CategoricalProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         return self.deterministic_sample()
+
+
+def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    n = logits.shape[-1]
+    if n > _FEW or logits.numel() < _ROWS * n:
+        return torch.log_softmax(logits, dim=-1)
+    return torch.log_softmax(logits.movedim(-1, 0), dim=0).movedim(0, -1)

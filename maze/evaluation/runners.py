@@ -57,7 +57,7 @@ COMPARISON_FILE, EPISODES_FILE, PAGE_FILE = "comparison.csv", "episodes.csv", "r
 CONTEXTS_FILE, TAILS_FILE = "contexts.csv", "tails.csv"
 EPISODE_FILE, WHAT_IF_FILE = "episode.html", "what_if.html"
 # Key of an entry of `policies` that lists several runs.
-_RUNS = "trainings"
+_RUNS = "runs"
 # Rank of the chosen episode, the lowest return first, as a share of the last rank.
 _CHOICES = {"best": 1.0, "worst": 0.0, "median": 0.5}
 ANY_POLICY = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
@@ -127,7 +127,7 @@ class ComparisonRunner(EvaluationRunner):
     With `risk`, `tails.csv`, report and console have the quantiles and CVaR of the measures that have a goal.
 
     :param policies: Configurations of policies by name. Instead, an entry may have `policy`, `wrappers` and
-        `input_dir`, if the policy has its own wrappers or files in a directory, or `trainings`, a list of such entries:
+        `input_dir`, if the policy has its own wrappers or files in a directory, or `runs`, a list of such entries:
         several runs that count as one policy.
     :param n_episodes: Number of episodes.
     :param minimize: KPIs for which less is better; one name, or several.

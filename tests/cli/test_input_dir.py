@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -252,6 +253,20 @@ def test_modules_of_the_working_directory_are_found_by_the_name_of_an_environmen
         encoding="utf-8",
     )
     assert main(["-cn", "conf_check", "env.name=levers:Lever-v0", "runner.n_steps=10"]) == 0
+
+
+@pytest.mark.slow
+def test_the_printed_commands_run_as_they_are_in_an_environment_of_the_user(
+    lane: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    assert main(["-cn", "conf_train", "env._target_=lane.Lane", "algorithm=a2c", *TINY, "hydra.run.dir=own"]) == 0
+    lines = capfd.readouterr().out.partition("Next:")[2].splitlines()
+    commands = [line.removeprefix("  maze-run ") for line in lines if line.startswith("  maze-run ")]
+    assert len(commands) == 5
+    for command in commands:
+        sys.modules.pop("lane", None)
+        assert main(shlex.split(command)) == 0, command
 
 
 SHORT = ["runner.n_episodes=2", "runner.max_episode_steps=2"]

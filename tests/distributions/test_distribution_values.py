@@ -23,13 +23,19 @@ from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDist
 from maze.distributions.utils import atanh, tensor_clamp
 
 
-def test_categorical_agrees_with_torch():
-    logits, actions = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.arange(7) % 4
+@pytest.mark.parametrize("shape", [(7, 4), (600, 4), (2, 300, 15), (600, 30)])  # torch computes few choices by columns
+def test_categorical_agrees_with_torch(shape):
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    actions = torch.arange(math.prod(shape[:-1])).view(shape[:-1]) % shape[-1]
     mine, reference = (
-        CategoricalProbabilityDistribution(logits, spaces.Discrete(4), 2.0),
+        CategoricalProbabilityDistribution(logits, spaces.Discrete(shape[-1]), 2.0),
         td.Categorical(logits=logits / 2),
     )
     assert torch.allclose(mine.log_prob(actions), reference.log_prob(actions))
+    of_mine, of_reference = (
+        torch.autograd.grad(each.log_prob(actions).square().mean(), logits)[0] for each in (mine, reference)
+    )
+    assert torch.allclose(of_mine, of_reference, atol=1e-8)
     assert torch.allclose(mine.entropy(), reference.entropy())
     assert torch.allclose(mine.dist.logits, reference.logits)
 

@@ -34,6 +34,18 @@ def test_a_rollout_names_its_base(capfd: pytest.CaptureFixture[str]) -> None:
     assert "simulated_decisions" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("policy", ["rollout", "exploring"])
+def test_the_base_may_have_a_named_base_itself(policy: str, capfd: pytest.CaptureFixture[str]) -> None:
+    inner = "{base: base_stock, epsilon: 0.1}" if policy == "rollout" else "{base: base_stock, horizon: 4}"
+    command = ["env=lost_sales", f"policy={policy}", f"policy.base={inner}", "runner=sequential", "runner.n_episodes=1"]
+    run(*command, *SHORT)
+    assert "simulated_decisions" in capfd.readouterr().out
+    outer = "horizon: 4, " if policy == "rollout" else "epsilon: 0.1, "
+    compared = f"policies=[base_stock,{{nested: {{{outer}base: {inner}}}}}]"
+    assert main(["-cn", "conf_compare", "env=lost_sales", compared, "runner.n_episodes=2", *SHORT]) == 0
+    assert "nested" in capfd.readouterr().out
+
+
 def test_a_comparison_marks_the_clairvoyant(capfd: pytest.CaptureFixture[str]) -> None:
     policies = f"policies=[base_stock,{{{PLANNED}}},{{hindsight: {{base: base_stock, clairvoyant: true}}}}]"
     directory = run("-cn", "conf_compare", "env=lost_sales", policies, "runner.n_episodes=2", *SHORT)

@@ -322,7 +322,7 @@ def test_the_typical_range_contains_most_samples(distribution: Any, logits: list
 
 def test_several_runs_of_one_name_are_refused() -> None:
     random = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
-    inspected = InspectionRunner({"acts": random, "other": {"trainings": [{"policy": random}] * 2}}, n_episodes=1)
+    inspected = InspectionRunner({"acts": random, "other": {"runs": [{"policy": random}] * 2}}, n_episodes=1)
     inspected.setup(OmegaConf.create({"env": {"_target_": f"{__name__}.Counted"}}))
     with pytest.raises(ConfigError, match=r"policies\.other: expected one run, found 2"):
         inspected.run()

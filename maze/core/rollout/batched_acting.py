@@ -140,12 +140,12 @@ def check_interrupt() -> None:
         raise EpisodesInterrupted
 
 
-def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bool = False) -> None:
+def play_episodes(policy: Policy, env: Any, episode_budget: np.ndarray, deterministic: bool = False) -> None:
     """Play complete episodes in all environments, beginning with a reset.
 
     :param policy: The policy.
     :param env: The vector environment; its epoch statistics count these episodes.
-    :param quota: Number of episodes of each environment, `[n_envs]`; counted down.
+    :param episode_budget: Number of episodes of each environment, `[n_envs]`; counted down.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
     """
     act = acting_function(policy, env, deterministic)
@@ -154,14 +154,14 @@ def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bo
     try:
         env.episode_budget = np.zeros(env.n_envs, np.int64)  # unfinished episodes do not count
         env.reset(out=observations)
-        env.episode_budget = quota
+        env.episode_budget = episode_budget
         n_ticks = 0
-        while quota.any():
+        while episode_budget.any():
             env.step(act_by_actor(act, env.actor_ids(), observations, actions), out=observations)
             n_ticks += 1
             check_interrupt()
             if n_ticks % LONG_EPISODE == 0:
-                n_steps = np.where(quota > 0, env.get_env_time(), 0)
+                n_steps = np.where(episode_budget > 0, env.get_env_time(), 0)
                 check_episode_ends(int(n_steps.max()), f"evaluation environment {n_steps.argmax()}")
     finally:
         env.episode_budget = None

@@ -439,6 +439,15 @@ def is_own_package(package: str) -> bool:
     return bool(known) and not any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in known)
 
 
+def own_packages(config: Any) -> set[str]:
+    """Return the user's packages that the classes and functions of a configuration belong to.
+
+    :param config: The configuration in plain containers.
+    """
+    targets = (text.value for text in texts_of(config) if text.use == TARGET_KEY and isinstance(text.value, str))
+    return {package for package in {target.partition(".")[0] for target in targets} if is_own_package(package)}
+
+
 def is_importable(package: str) -> bool:
     """Return whether there is a package or module of this name; only its parents are imported."""
     if package in sys.modules:

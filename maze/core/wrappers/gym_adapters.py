@@ -448,6 +448,26 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         ) from error
 
 
+def made(make: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Return the environment of a class or of a function.
+
+    :param make: The class or function.
+    :param kwargs: Its arguments.
+    :raises ConfigError: It does not take the arguments, or does not make an environment.
+    """
+    try:
+        if callable(make):
+            inspect.signature(make).bind(**kwargs)
+    except TypeError as error:
+        raise ConfigError(f"{make!r} does not take the arguments {kwargs}: {error}.") from error
+    env: gymnasium.Env[Any, Any] = make(**kwargs) if callable(make) else make
+    if isinstance(env, type) or not (hasattr(env, "reset") and hasattr(env, "step")):
+        raise ConfigError(
+            f"Expected an environment of gymnasium, its id, its class or a function that makes it; found {env!r}."
+        )
+    return env
+
+
 def import_modules(names: str | Sequence[str]) -> None:
     """Import modules that register environments.
 

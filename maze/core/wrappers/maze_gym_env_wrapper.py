@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -46,19 +46,26 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     >>> reward, done
     (1.0, False)
 
-    :param env: Id of a registered environment, or an environment (current or older API).
+    :param env: Id of a registered environment, an environment (current or older API), or its class or a function that
+        makes it.
     :param action_mask: Whether to add the mask, see :func:`~maze.core.wrappers.gym_adapters.with_action_mask`.
-    :param kwargs: Passed to `gymnasium.make` where `env` is an id.
-    :raises ConfigError: Arguments are given for an existing environment, or the required mask is missing.
+    :param kwargs: Arguments of the environment, unless it exists.
+    :raises ConfigError: It is not an environment, arguments are given for an existing one, or the required mask is
+        missing.
     """
 
     def __init__(
-        self, env: str | gymnasium.Env[Any, Any], action_mask: bool | str | None = None, **kwargs: Any
+        self,
+        env: str | gymnasium.Env[Any, Any] | Callable[..., gymnasium.Env[Any, Any]],
+        action_mask: bool | str | None = None,
+        **kwargs: Any,
     ) -> None:
         if isinstance(env, str):
             env = gym_adapters.make_gymnasium_env(env, **kwargs)
+        elif isinstance(env, type) or not hasattr(env, "step"):
+            env = gym_adapters.made(env, **kwargs)
         elif kwargs:
-            raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, found {env!r}.")
+            raise ConfigError(f"GymMazeEnv: the environment {env!r} exists, so it takes no arguments {sorted(kwargs)}.")
         gym_env = gym_adapters.adapted(gym_adapters.with_action_mask(env, action_mask))
         super().__init__(
             core_env=GymCoreEnv(gym_env),

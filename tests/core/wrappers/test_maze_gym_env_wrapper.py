@@ -1,6 +1,7 @@
 """Any gymnasium environment as a Maze environment."""
 
 import copy
+import functools
 import pickle
 
 import gymnasium
@@ -105,6 +106,25 @@ def test_observations_become_elements_of_a_flat_dictionary_space_and_convert_bac
         assert value.dtype == conversion.space()[key].dtype != np.float64
     again = conversion.maze_to_space(conversion.space_to_maze(observation))
     np.testing.assert_equal(again, observation)
+
+
+def test_classes_and_functions_are_called_with_the_arguments():
+    space = spaces.Discrete(3)
+    for make in (Echo, functools.partial(Echo)):
+        assert GymMazeEnv(make, action_space=space).action_space["action"] == space
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "message"),
+    [
+        (Echo, {}, "does not take the arguments {}: missing a required argument: 'action_space'"),
+        (object, {}, "Expected an environment of gymnasium, .* found <object"),
+        (3, {}, "found 3"),
+    ],
+)
+def test_what_is_no_environment_is_refused_by_name(env, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        GymMazeEnv(env, **arguments)
 
 
 def test_keys_name_single_entries_number_tuples_and_keep_dictionaries():
@@ -227,7 +247,7 @@ def test_an_unknown_id_gets_a_suggestion():
         GymMazeEnv("CartPool-v1")
     with pytest.raises(ConfigError, match=r"no_such_module.*env\.name=<module>:Env-v0\."):
         GymMazeEnv("no_such_module:Env-v0")
-    with pytest.raises(ConfigError, match="id of an environment"):
+    with pytest.raises(ConfigError, match=r"the environment .* exists"):
         GymMazeEnv(Legacy(), render_mode="human")
 
 

@@ -183,13 +183,13 @@ def test_finished_episodes_are_reported_with_their_environment(env_class):
 
 
 @pytest.mark.parametrize("env_class", [SequentialVectorEnv, partial(SubprocVectorEnv, n_workers=2)])
-def test_epoch_statistics_count_a_quota_of_episodes_of_each_environment(env_class):
+def test_epoch_statistics_count_a_budget_of_episodes_of_each_environment(env_class):
     env = env_class([partial(counting_env, endings) for endings in ENDINGS])
     env.reset()
-    env.episode_budget = quota = np.array([2, 1, 0])
+    env.episode_budget = budget = np.array([2, 1, 0])
     for _ in range(7):
         env.step(moves(0, 0, 0))
-    assert quota.tolist() == [0, 0, 0]
+    assert budget.tolist() == [0, 0, 0]
     env.write_epoch_stats()
     values = {
         name: env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name=name)

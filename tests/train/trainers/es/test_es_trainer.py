@@ -234,7 +234,7 @@ def test_statistics_of_training_and_evaluation_are_logged_each_epoch():
             assert ("train", step, f"{ESEvents.__name__}.{event}", None, None) in writer.rows
 
 
-def test_an_update_without_any_quota_is_refused():
+def test_an_update_without_any_rollout_is_refused():
     with pytest.raises(ConfigError, match="`n_rollouts_per_update` and `n_timesteps_per_update` are both 0"):
         build_trainer(n_rollouts_per_update=0)
 
