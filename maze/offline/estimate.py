@@ -356,12 +356,23 @@ def estimate(
     return entries
 
 
-def _refusal(estimator: str, data: LoggedSteps, weighting: Weighting, config: EstimationConfig) -> str:
-    if estimator in FITTED and not data.has_target.any():
+def _why_not_fitted(data: LoggedSteps, config: EstimationConfig) -> str:
+    if not data.has_target.any():
         return (
             "All episodes were truncated after their first decision, and the log does not contain what followed, so "
             "that no values can be fitted. Log longer episodes, or estimate by `is` or `wis`."
         )
+    if config.gamma == 1.0 and not data.terminated.any():
+        return (
+            "All episodes were truncated, and undiscounted returns of episodes that continue are infinite. Set "
+            "`runner.gamma` below 1, or `runner.truncation_ends=true` if a time limit of the problem truncated them."
+        )
+    return ""
+
+
+def _refusal(estimator: str, data: LoggedSteps, weighting: Weighting, config: EstimationConfig) -> str:
+    if estimator in FITTED and (reason := _why_not_fitted(data, config)):
+        return reason
     if estimator != "fqe" and np.isnan(weighting.ratios).any():
         return (
             "The log has no probabilities of its actions; deterministic continuous actions have no density. Name the "
@@ -401,8 +412,8 @@ def _entry(
 ) -> PolicyEstimate:
     n, function, gamma = data.n_episodes, ESTIMATORS[estimator], config.gamma
     sizes = (float(n), 1.0 / n) if estimator == "fqe" else (weighting.effective_episodes, weighting.largest_weight)
+    nothing = Estimate(float("nan"), float("nan"), float("nan"))
     if refusal := _refusal(estimator, data, weighting, config):
-        nothing = Estimate(float("nan"), float("nan"), float("nan"))
         return PolicyEstimate(policy, estimator, nothing, None, *sizes, weighting.unsupported, refusal)
     rewards = data.padded(data.rewards * gamma**data.steps, 0.0)
     zeros = np.zeros((n, rewards.shape[1] + 1))
@@ -420,6 +431,15 @@ def _entry(
         logged = next(fits)
         sampled = np.concatenate([function(each, row[np.newaxis]) for each, row in zip(fits, bootstrap, strict=True)])
     estimate = Estimate(float(function(logged, np.ones((1, n)))[0]), *_percentiles(sampled))
+    if estimator in FITTED and np.abs(estimate).max() > 2.0 * (limit := data.largest_return(gamma)):
+        found = f"{estimate.value:.4g} [{estimate.low:.4g}, {estimate.high:.4g}]"
+        refusal = (
+            f"The fitted values diverge: the estimate is {found}, but the rewards of the log allow no return beyond "
+            f"{limit:.4g}. The log does not show what follows its last decisions. If a time limit of the problem "
+            "truncated the episodes, set `runner.truncation_ends=true`; otherwise log longer episodes, or set a "
+            "smaller `runner.gamma`."
+        )
+        return PolicyEstimate(policy, estimator, nothing, None, *sizes, weighting.unsupported, refusal)
     bernstein = _bernstein(estimator, logged)
     return PolicyEstimate(policy, estimator, estimate, bernstein, *sizes, weighting.unsupported, samples=sampled)
 

@@ -59,6 +59,8 @@ class EstimationRunner(runners.EvaluationRunner):
     :param behaviour: Name of the entry of `policies` that acted in the log, which gives the probabilities of the logged
         actions; `cloned`: they are estimated; `None`: they are read from the log, where it has any.
     :param gamma: Discount factor per environment step.
+    :param truncation_ends: Episodes end where they were truncated, as by a time limit that belongs to the problem;
+        `False`: they continue in fitted values.
     :param estimators: Names of the estimators; `None`: all.
     :param n_bootstrap: Number of bootstrap samples of the episodes.
     :param min_effective_episodes: Estimates that weight episodes are refused below this effective sample size.
@@ -71,6 +73,7 @@ class EstimationRunner(runners.EvaluationRunner):
     data: str
     behaviour: str | None = None
     gamma: float = 0.99
+    truncation_ends: bool = False
     estimators: Sequence[str] | None = None
     n_bootstrap: int = 200
     min_effective_episodes: float = 50.0
@@ -146,7 +149,7 @@ class EstimationRunner(runners.EvaluationRunner):
             )
             data = LoggedSteps.of_dataset(dataset)
             data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
-            return data, policy, env.action_spaces_dict
+            return data.ended_by_truncations() if self.truncation_ends else data, policy, env.action_spaces_dict
 
 
 _JUDGES = ("dr", "wdr", "magic", "fqe", "wpdis", "wis", "pdis", "is")  # estimators of the gate, the preferred one first
@@ -233,13 +236,14 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     :param data: The log.
     :param is_cloned: The probabilities of its actions are estimates.
     """
+    continues = "they continue in estimates with fitted values only (`runner.truncation_ends=true`: they end)"
     lengths, returns, n_known = data.lengths, data.returns(), int(np.isfinite(data.propensities).sum())
     low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95))
     facts = [
         ("Episodes", str(data.n_episodes)),
         ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
         ("Returns", f"mean {returns.mean():.4g}, median {middle:.4g}, 5 to 95 %: {low:.4g} to {high:.4g}"),
-        ("Truncated episodes", f"{int(data.truncated.sum())}; they continue in estimates with fitted values only"),
+        ("Truncated episodes", f"{n}; {continues}" if (n := int(data.truncated.sum())) else "0"),
         (
             "Probabilities of the actions",
             "estimated by cloning the behaviour; intervals do not contain the error of this"

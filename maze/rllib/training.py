@@ -289,7 +289,7 @@ class RLlibTraining:
             previous, self._checkpoint = self._checkpoint, target
             if previous is not None:
                 shutil.rmtree(previous, ignore_errors=True)
-        best = self.model_selection.best_reward
+        best = self.model_selection.kept_reward
         progress = {
             "iteration": self.iteration,
             "is_finished": is_finished,

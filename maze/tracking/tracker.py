@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import io
 import json
+import logging
 import os
 import re
 import tempfile
@@ -22,6 +23,8 @@ from maze.core.errors import optional_package
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, RunPlace, StatsContext
 from maze.core.log_stats.stats_format import Figures, columns_of, sample_values, statistic_name
 from maze.core.utils.files import read_json_object, write_whole
+
+_LOGGER = logging.getLogger(__name__)
 
 TRACKING_FILE = "tracking.json"
 """File with the identities of a run in its trackers, in its directory; a resumed run continues there."""
@@ -182,7 +185,7 @@ _STATES = {FINISHED: "FINISHED", INTERRUPTED: "KILLED", FAILED: "FAILED"}
 # Limits of one request; maximum length of a parameter, and of a name with room for a few marks.
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST, _LONGEST_NAME = 1000, 100, 500, 240
 # Defaults of environment variables: MLflow's own would delay a run for minutes if its server is not reachable.
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 _LOCK_TIMEOUT = 120.0
 # Seconds between two requests: a request takes a database as long as dozens of numbers.
 _INTERVAL = 10.0
@@ -233,15 +236,12 @@ class MlflowTracker(Tracker):
         with FileLock(f"{file}.lock", timeout=_LOCK_TIMEOUT) if scheme == "sqlite" else nullcontext():
             self._client = self._new_client(tracking_uri=uri)
             experiment = self._experiment_id(artifacts)
-        if identity is None:
+        if identity is None or not self._is_resumed(identity):
             tags = {"mlflow.source.name": str(run.place.directory)}
             if run.place.group:
                 tags["sweep"] = run.place.group
-            created = self._client.create_run(experiment, run_name=run.name, tags=tags)
-            self._run_id = created.info.run_id
-        else:
-            self._run_id = identity
-            self._client.update_run(identity, status="RUNNING")
+            identity = str(self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id)
+        self._run_id = identity
         self._log_settings(run.settings)
         atexit.register(self.close)  # otherwise the run of a RunContext that is not closed would never end in MLflow
         return self._run_id
@@ -283,16 +283,28 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
         self._next_request = time.monotonic() + _INTERVAL
 
+    def _is_resumed(self, identity: str) -> bool:
+        """Resume a run; return false, with a warning, if the server or database has no such run."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.update_run(identity, status="RUNNING")
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            _LOGGER.warning("MLflow has no run %s, which is to be resumed: a new run begins.", identity)
+            return False
+        return True
+
     def _experiment_id(self, artifacts: str | None) -> str:
         from mlflow.exceptions import MlflowException
 
         try:
             return str(self._client.create_experiment(self._experiment, artifact_location=artifacts))
-        except MlflowException:  # it exists; another trial of the sweep may have created it
-            experiment = self._client.get_experiment_by_name(self._experiment)
-            if experiment is None:
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # perhaps created by another trial of the sweep
                 raise
-            return str(experiment.experiment_id)
+            return str(self._client.get_experiment_by_name(self._experiment).experiment_id)
 
     def _log_settings(self, settings: Mapping[str, bool | float | str]) -> None:
         """Log parameters. They cannot change: those of a resumed run are kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.offline.action_probabilities import candidates, cloned_propensities
 from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate
 from maze.offline.estimation import EvidenceGateRunner
-from maze.offline.fitted_q import FittedQConfig
+from maze.offline.fitted_q import FittedQConfig, FittedValues
 
 ACTION_SPACES = {"pick": spaces.Dict(item=spaces.Discrete(3)), "place": spaces.Dict(side=spaces.Discrete(2))}
 FAST = FittedQConfig(n_updates=200, hidden_units=16)
@@ -154,6 +155,30 @@ def test_truncated_episodes_bootstrap_from_fitted_values() -> None:
     found = by_estimator(estimate({"c": Constant()}, log(400, 3, "truncated"), ACTION_SPACES, config), "c")
     assert found["fqe"].estimate.value == pytest.approx(4.0, abs=0.4)
     assert found["dr"].estimate.value == pytest.approx(4.0, abs=0.4)
+
+
+def test_episodes_may_end_with_their_truncations() -> None:
+    # reward 2 in each of 3 steps: 2 + 1 + 0.5, without what follows. `fqe` is biased, as placing observes no step.
+    data = log(400, 3, "truncated").ended_by_truncations()
+    config = EstimationConfig(gamma=0.5, estimators=("dr", "wis"), fitted_q=FAST)
+    found = by_estimator(estimate({"c": Constant()}, data, ACTION_SPACES, config), "c")
+    assert [found[name].estimate.value for name in ("dr", "wis")] == pytest.approx([3.5, 3.5], abs=0.1)
+    assert data.has_target.all()
+
+
+def test_fitted_values_beyond_all_returns_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = log(40, 3, "truncated")
+    assert data.largest_return(0.5) == 4.0  # the sub-steps of a step earn 0 and 2: 2 + 1 + 0.5 + ...
+    assert data.largest_return(1.0) == np.inf
+    settings = EstimationConfig(estimators=("fqe",), gamma=1.0, fitted_q=FAST, n_bootstrap=20)
+    _, endless = estimate({"c": Constant()}, data, ACTION_SPACES, settings)
+    assert "infinite" in endless.refusal
+    constant = [np.ones((n, 1)) for n in (len(data), len(data), data.n_episodes)]
+    for value, is_refused in ((7.0, False), (-9.0, True)):  # up to 8, as fits deviate
+        values = FittedValues(np.full((21, 1), value), *constant)
+        monkeypatch.setattr("maze.offline.estimate.fit_q", lambda *_, values=values: values)
+        _, found = estimate({"c": Constant()}, data, ACTION_SPACES, replace(settings, gamma=0.5))
+        assert ("The fitted values diverge" in found.refusal) == is_refused
 
 
 def test_truncations_without_an_observation_after_them_do_not_count_as_terminations() -> None:

@@ -377,6 +377,27 @@ def test_mlflow_has_every_statistic_whatever_its_name(tmp_path: Path) -> None:
     assert sorted(metrics.values()) == [10.0 + position for position in range(len(kpis))]
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::Warning")  # theirs are not ours
+def test_a_run_whose_mlflow_run_was_deleted_resumes_in_a_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mlflow")
+    from maze.tracking.tracker import MlflowTracker
+
+    identities = []
+    for name, resumed, database in (("a", None, "old"), ("b", tmp_path / "a", "new"), ("c", tmp_path / "b", "new")):
+        (tmp_path / name).mkdir()
+        tracker = MlflowTracker(tracking_uri=f"sqlite:///{tmp_path / database}.db")
+        tracker.begin(TrackedRun(RunPlace(tmp_path / name, tmp_path, ""), {"lr": 0.1}, resumed))
+        tracker.close()
+        identities.append(json.loads((tmp_path / name / TRACKING_FILE).read_text())["mlflow"])
+    assert identities[0] != identities[1] == identities[2]
+    assert [record.message for record in caplog.records if "a new run begins" in record.message] == [
+        f"MLflow has no run {identities[0]}, which is to be resumed: a new run begins."
+    ]
+
+
 BEGIN_AND_END = """
 import sys
 from pathlib import Path

@@ -67,8 +67,8 @@ def usual_values(space: spaces.Dict) -> dict[str, np.ndarray]:
 class Cast:
     """Convert the values of one space entry to its dtype.
 
-    Floating-point dtypes accept any number. Integer and boolean dtypes accept a value of another dtype only if it is
-    represented exactly: NumPy itself would store 300 as 44 in `uint8`, and 0.7 as 0.
+    Floating-point dtypes accept any number, but no text. Integer and boolean dtypes accept a value of another dtype if
+    it is represented exactly: NumPy itself would store 300 as 44 in `uint8`, and 0.7 as 0.
 
     >>> Cast(np.dtype(np.uint8), "observation `image`")(np.array([7.0]))
     array([7], dtype=uint8)
@@ -97,14 +97,14 @@ class Cast:
         try:
             with np.errstate(invalid="ignore"):
                 converted = array.astype(self.dtype)
-            is_same = np.asarray(self.dtype.kind == "f" or converted == array)
+            is_same = np.asarray((self.dtype.kind == "f" and array.dtype.kind not in "US") or converted == array)
             if is_same.all():
                 return converted
         except (TypeError, ValueError, OverflowError):  # no numbers, or too large
             pass
         raise EnvironmentContractError(
-            f"{self._place}: expected values of dtype {self.dtype}, as the space declares, found "
-            f"{array[~is_same].flat[0]!r} in an array of dtype {array.dtype}. Correct them, or the space."
+            f"{self._place}: expected values of dtype {self.dtype}, found {array[~is_same].flat[0]!r} in an array of "
+            f"dtype {array.dtype}. Correct them, or the space that declares the dtype."
         )
 
 

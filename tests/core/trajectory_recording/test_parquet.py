@@ -309,6 +309,7 @@ def test_empty_cells_of_a_table_count_as_missing_columns(tmp_path: Path) -> None
 PLANT = SimpleNamespace(
     observation_spaces_dict={0: spaces.Dict(load=spaces.Box(0, 1, (1,), np.float32), site=spaces.Discrete(3))},
     action_spaces_dict={0: spaces.Dict(valve=spaces.Discrete(4))},
+    agent_counts_dict={0: 1},
 )
 
 
@@ -346,7 +347,10 @@ def test_a_truncated_row_ends_its_episode_without_being_done(tmp_path: Path) -> 
         ("action.valve", [0, 3, 1, 2, None, 0], "episode b, step 1: expected a value of action.valve, found none"),
         ("observation.site", ["n", "n", "n", "s", "s", "s"], "episode a, step 0: `observation.site`: .* found .*'n'"),
         ("done", ["no", "no", "yes", "no", "no", "yes"], "episode a, step 0: `done`.* found .*'no'"),
-        ("reward", ["1,5"] * 6, "episode a, step 0: could not convert"),
+        ("reward", ["1.5"] * 6, "episode a, step 0: `reward`: .* found .*'1.5'"),
+        ("propensity", ["half"] * 6, "episode a, step 0: `propensity`: .* found .*'half'"),
+        ("agent_id", [0, 0, 0.5, 0, 0, 0], "episode a, step 2: `agent_id`: .* found .*0.5"),
+        ("observation.load", [["0.1"]] * 6, "episode a, step 0: `observation.load`: .* found .*'0.1'"),
     ],
 )
 def test_rows_that_would_be_read_as_others_are_refused(
@@ -355,6 +359,13 @@ def test_rows_that_would_be_read_as_others_are_refused(
     pq.write_table(pa.table(plant_rows() | {column: values}), tmp_path / "a.parquet")
     with pytest.raises(CheckpointError, match=message):
         list(read_parquet(tmp_path / "a.parquet", PLANT))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("agent", [-1, 1])
+def test_decisions_of_unknown_agents_are_refused(agent: int, tmp_path: Path) -> None:
+    pq.write_table(pa.table(plant_rows() | {"agent_id": [0, 0, 0, 0, agent, 0]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=rf"a.parquet, sub-step 0: agent {agent} is unknown.* 1 agent"):
+        InMemoryDataset(tmp_path / "a.parquet", lambda: PLANT)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])

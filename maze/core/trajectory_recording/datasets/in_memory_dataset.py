@@ -252,10 +252,21 @@ class DataLoadWorker:
 
         :param number: Number of the source.
         :param source: A file, or a trajectory.
+        :raises ConfigError: The environment has no such agent.
         """
         converted: list[list[StructuredSpacesRecord]] = []
+        env = self._environment()
+        counts = {} if env is None else env.agent_counts_dict
         for trajectory in self.trajectories(source):
-            converted += self._processor.process(trajectory, self._environment())
+            converted += self._processor.process(trajectory, env)
+        actors = {record.actor_id for steps in converted for step in steps for record in step.substep_records}
+        for key, agent in sorted(actors, key=str):
+            count = counts.get(key, -1)
+            if agent not in range(count if count >= 0 else agent + 1):
+                raise ConfigError(
+                    f"{getattr(source, 'id', source)}, sub-step {key!r}: agent {agent} is unknown. The environment "
+                    f"declares {count} agent(s), counted from 0; -1 if the number varies."
+                )
         return converted
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -106,14 +106,18 @@ class LoggedSteps:
         is_key = np.fromiter((key == step_key for key in self.next_step_keys), np.bool_, len(self))
         return np.flatnonzero(is_key & (self.next_rows >= 0))
 
+    def ended_by_truncations(self) -> LoggedSteps:
+        """Return the log with truncated episodes as terminated ones."""
+        ended, next_rows = self.terminated | self.truncated, np.where(self.truncated, -1, self.next_rows)
+        return replace(self, terminated=ended, truncated=np.zeros_like(ended), next_rows=next_rows)
+
     def discounts(self, gamma: float) -> Array:
         """Discount from each decision to what follows it: `gamma` where an environment step ends, 1 between sub-steps.
 
         :param gamma: Discount per environment step, in [0, 1].
         :return: `[n_decisions]`; 0 where the episode terminated.
         """
-        same_step = np.append((np.diff(self.steps) == 0) & (np.diff(self._episodes()) == 0), False)
-        return np.where(self.terminated, 0.0, np.where(same_step, 1.0, gamma))
+        return np.where(self.terminated, 0.0, np.where(self._ends_step, gamma, 1.0))
 
     def returns(self, gamma: float = 1.0) -> Array:
         """Return the discounted sum of the rewards of each episode, `[n_episodes]`.
@@ -121,6 +125,11 @@ class LoggedSteps:
         :param gamma: Discount per environment step, in [0, 1].
         """
         return np.add.reduceat(self.rewards * gamma**self.steps, self.episode_starts[:-1])
+
+    def largest_return(self, gamma: float) -> float:
+        """Return the largest absolute value of a discounted return with rewards as in the log, of any length."""
+        totals = np.cumsum(np.abs(self.rewards))[self._ends_step]
+        return float(np.diff(totals, prepend=0.0).max()) / (1.0 - gamma) if gamma < 1.0 else np.inf
 
     def padded(self, values: Array, fill: float) -> Array:
         """Return values of decisions by episode.
@@ -167,8 +176,11 @@ class LoggedSteps:
                     f"probability of at most 1, found {self.propensities[decision]:g}."
                 )
 
-    def _episodes(self) -> Array:
-        return np.repeat(np.arange(self.n_episodes), self.lengths)
+    @property
+    def _ends_step(self) -> Array:
+        """Whether a decision is the last one of its environment step, `[n_decisions]`."""
+        episodes = np.repeat(np.arange(self.n_episodes), self.lengths)
+        return np.append((np.diff(self.steps) != 0) | (np.diff(episodes) != 0), True)
 
     @classmethod
     def of_dataset(cls, dataset: InMemoryDataset) -> LoggedSteps:

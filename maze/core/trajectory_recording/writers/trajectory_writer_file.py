@@ -66,7 +66,8 @@ _FIELDS = ("observation", "action")
 _NEED = "Parquet files need pyarrow"
 # Replacements of types that few readers of Parquet support.
 _STORED = {np.dtype(np.float16): np.dtype(np.float32)}
-_AS_BOOL = Cast(np.dtype(np.bool_), "`done`, `truncated`")
+_DTYPES = {"agent_id": np.int64, "reward": np.float64, "done": np.bool_, "truncated": np.bool_, PROPENSITY: np.float64}
+_CASTS = {name: Cast(np.dtype(dtype), f"`{name}`") for name, dtype in _DTYPES.items()}
 
 
 class SubstepRow(NamedTuple):
@@ -254,11 +255,11 @@ def _record(row: Mapping[str, Any], fields: Mapping[str, Any], keys: Mapping[str
             raise ValueError(f"expected a value of {', '.join(empty)}, found none. Fill it, or omit the episode.")
         cells = {name.partition(".")[2]: row[name] for name in names if name in row}
         values[kind] = {entry: _value(cell, parts.get(entry), f"{kind}.{entry}") for entry, cell in cells.items()}
-    done, truncated = (bool(_AS_BOOL(row.get(name, False))) for name in ("done", "truncated"))
-    info = {TRUNCATION_KEY: truncated, PROPENSITY: row.get("propensity", np.nan)}
-    reward = float(row["reward"]) if "reward" in row else None
-    actor = ActorID(key, int(row.get("agent_id", 0)))
-    return SpacesRecord(actor, values["observation"], values["action"], reward, done or truncated, info)
+    found = {name: cast(row[name]).item() for name, cast in _CASTS.items() if name in row}
+    truncated = found.get("truncated", False)
+    info = {TRUNCATION_KEY: truncated, PROPENSITY: found.get(PROPENSITY, np.nan)}
+    actor, done = ActorID(key, found.get("agent_id", 0)), found.get("done", False) or truncated
+    return SpacesRecord(actor, values["observation"], values["action"], found.get("reward"), done, info)
 
 
 def _value(value: Any, part: Any, name: str) -> Any:

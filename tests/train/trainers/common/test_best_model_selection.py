@@ -8,7 +8,7 @@ from torch import nn
 
 from maze.core.errors import CheckpointError
 from maze.core.utils.checkpoint import load_state
-from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 
 
 def fill(model, value):
@@ -66,6 +66,9 @@ def test_keep_latest_keeps_the_latest_model_and_patience_still_counts(tmp_path, 
         selection.update(score)
     assert torch.equal(load_state(tmp_path / "state_dict.pt")["weight"], torch.full((1, 2), 2.0))
     assert (selection.best_reward, selection.last_improvement) == (5.0, 2)
+    resumed = BestModelSelection(None, None)
+    resumed.load_state_dict(selection.state_dict())
+    assert [selected_score(each) for each in (selection, resumed)] == [4.0, 4.0], "that of the kept model"
 
 
 def test_keep_latest_does_not_replace_a_model_that_violates_constraints_less(tmp_path):

@@ -156,6 +156,10 @@ def test_a_statistic_is_found_among_values_of_steps_or_episodes():
     assert (share.at_end, share) == (True, statistic_source("kpi/mean/share"))
     assert wear.of({LogStatsKey(MachineEvents.wear, None, None): 3.0}) == 3.0
     assert wear.of({LogStatsKey(MachineEvents.fault, None, None): 3.0}) == 0.0
+    assert [one.of_some for one in (wear, fault, share)] == [False, False, True]
+    occurrence = share._replace(is_occurrence=True)
+    assert occurrence.of({LogStatsKey(BaseEnvEvents.kpi, None, ("share",)): 0.0}) == 1.0
+    assert occurrence.of({}) == 0.0
     with pytest.raises(ConfigError, match="'peak' is not a mean over episodes"):
         statistic_source("peak")
 
@@ -286,17 +290,17 @@ def test_sub_steps_and_varying_actors_learn_costs(make_env, critic, trainer_clas
 
 
 def costs_of_a_kpi(ticks, kpis):
-    """Return the targets of the cost critic for `late <= 1` where the KPI has these values by tick."""
+    """Return the value of `late <= 1` and the targets of its cost critic, where the KPI has these values by tick."""
     columns = rollout_of([ticks], last=[(A0, 5)], n_keys=1)
-    columns.constrained = np.zeros((len(ticks), 1, 1), np.float32)
+    columns.constrained = np.zeros((len(ticks), 1, 2), np.float32)
     for tick, value in kpis.items():
-        columns.constrained[tick] = value
+        columns.constrained[tick] = value, 1.0
     model = model_with(TorchStepStateCritic, n_keys=1)
     constraint = LearnedConstraint("late <= 1", PPOAlgorithmConfig(gae_lambda=1.0, constraint_margin=0.0), model)
     batch = value_rollout(model, columns, GAE(0.5, 0.5))
     constraint.learn(columns, batch, first=0, is_fixed=True)
     (part,) = batch.parts
-    return part.costs[0].targets[0]
+    return constraint.value, part.costs[0].targets[0]
 
 
 def test_nothing_follows_a_truncated_episode_in_the_costs_of_whole_episodes():
@@ -304,15 +308,23 @@ def test_nothing_follows_a_truncated_episode_in_the_costs_of_whole_episodes():
     # final observation (8) is worth. The next episode continues behind the rollout, where the cost critic predicts 5.
     ends = Tick(A1, 6, 0, truncated=(A0, 8), actor_reward=0)
     ticks = [Tick(A0, 4, 0, is_complete=False, actor_reward=0), ends, Tick(A0, 7, 0, actor_reward=0)]
-    assert costs_of_a_kpi(ticks, {1: 2.0}).tolist() == pytest.approx([1.0, 1.0, 5.0])
+    assert costs_of_a_kpi(ticks, {1: 2.0})[1].tolist() == pytest.approx([1.0, 1.0, 5.0])
 
 
 def test_costs_of_long_episodes_keep_their_proportions():
     # 20 and 40 beyond the limit, at the ends of 400 steps: their root mean square is sqrt(1000)
     episode = [*[Tick(A0, 0, 0)] * 399, Tick(A0, 0, 0, terminated=True)]
-    found = costs_of_a_kpi([*episode, *episode], {399: 21.0, 799: 41.0})
+    _, found = costs_of_a_kpi([*episode, *episode], {399: 21.0, 799: 41.0})
     assert found[[0, 399]].tolist() == pytest.approx([20 / 1000**0.5] * 2)
     assert found[[400, 799]].tolist() == pytest.approx([40 / 1000**0.5] * 2)
+
+
+def test_the_mean_of_a_kpi_is_that_of_the_episodes_that_have_it():
+    # As the statistics of rollouts and evaluations count it: 5, not 5 / 3. Other episodes cost nothing; the cost of 4
+    # is divided by the root mean square of 0, 4 and 0.
+    value, costs = costs_of_a_kpi([Tick(A0, 0, 0, terminated=True)] * 3, {1: 5.0})
+    assert value == 5.0
+    assert costs.tolist() == pytest.approx([0.0, 3**0.5, 0.0])
 
 
 @pytest.mark.parametrize("critic", [None, SHARED])

@@ -193,9 +193,16 @@ def test_an_event_that_does_not_occur_counts_as_zero(name, logged, caplog):
     assert "Known: BaseEnvEvents/" in caplog.text
 
 
-def test_a_missing_kpi_in_a_constraint_is_refused_at_the_first_evaluation():
+@pytest.mark.parametrize("name", ["kpi/wast", "wast", "invalid_cutt", "CuttingEvents/invalid_cutt"])
+def test_a_name_of_neither_kpi_nor_event_is_refused_at_the_first_evaluation(name):
     with pytest.raises(ConfigError, match=r"Known: .*BaseEnvEvents/kpi/mean/waste"):
-        SelectionCriterion(constraints=["kpi/wast <= 0"]).judge(cutting_stats())
+        SelectionCriterion(constraints=[f"{name} <= 0"]).judge(cutting_stats())
+
+
+def test_a_kpi_may_be_missing_in_later_evaluations():
+    criterion = SelectionCriterion(constraints=["kpi/waste <= 0"])
+    assert criterion.judge(stats(waste=1.0)).violation == 1.0
+    assert criterion.judge(stats()).violation == 0.0
 
 
 def test_the_best_model_fulfils_the_constraints_as_soon_as_one_does(capsys):

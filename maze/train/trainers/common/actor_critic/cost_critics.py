@@ -170,7 +170,8 @@ class LearnedConstraint(CostCritic):
 
     * an event averaged over steps: `a` is its value in each step, `b` is 1 in each step;
     * an event summed over episodes: `a` likewise, `b` is 1 where an episode ends;
-    * a KPI, or another statistic of a whole episode: both are known in the last step of the episode;
+    * a KPI, or another statistic of a whole episode: both are known in the last step of the episode, `b` is 1 where
+      the episode has it;
     * `x per y`: the values of `x` and of `y`.
 
     The cost of a step is `a - bound * b`, negated for `>=`. Its critic and its advantages are those of rewards. The
@@ -196,6 +197,8 @@ class LearnedConstraint(CostCritic):
                 "algorithm.constraints: expected two averages over steps or two totals of episodes, whose ratio is the "
                 f"same in training and evaluation; found an average and a total in {constraint.text!r}."
             )
+        if len(self.sources) == 1 and self.sources[0].of_some:
+            self.sources.append(self.sources[0]._replace(is_occurrence=True))
         self.sign = 1.0 if constraint.sign in ("<=", "<") else -1.0
         self.value = float("nan")
         """Latest value of the statistic in rollouts."""

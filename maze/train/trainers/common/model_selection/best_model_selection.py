@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Attributes that are saved as they are.
-_PROGRESS = ("best_reward", "best_violation", "is_constrained", "maximize", "last_improvement", "n_updates")
+_SCORES = ("best_reward", "best_violation", "kept_reward")
+_PROGRESS = (*_SCORES, "is_constrained", "maximize", "last_improvement", "n_updates")
 
 
 class BestModelSelection(ModelSelectionBase):
@@ -48,6 +49,8 @@ class BestModelSelection(ModelSelectionBase):
         self.dump_interval = dump_interval
         self.verbose = verbose
         self.best_reward = -math.inf
+        self.kept_reward = -math.inf
+        """Score of the kept model: the best one, or where :attr:`keeps_latest` is set the latest one."""
         self.best_violation = math.inf
         """Violation of the constraints by the best evaluation; 0: all hold."""
         self.is_constrained = False
@@ -83,7 +86,7 @@ class BestModelSelection(ModelSelectionBase):
             "No evaluation has found a best model: the weights of the end of the run are kept as the best ones%s.",
             f", in `{self.dump_file}`" if self.dump_file is not None else "",
         )
-        self._keep_current_model()
+        self._keep_current_model(self.kept_reward)
 
     @property
     def best_value(self) -> float:
@@ -105,11 +108,11 @@ class BestModelSelection(ModelSelectionBase):
             if active_console() is None:  # which shows the best score with the epoch
                 print(f"-> new overall best model {self.best_value:.5f}!{broken}")
             self.last_improvement = 0
-            self._keep_current_model()
+            self._keep_current_model(reward)
         elif rank == best_rank or (self.keeps_latest and violation <= self.best_violation):
             # Where evaluations reach a ceiling, the model that was trained for longer is the more robust one. This is
             # no improvement: patience continues counting.
-            self._keep_current_model()
+            self._keep_current_model(reward)
         elif self.verbose:
             print(f"-> no improvement over {self.best_value:.5f} since {self.last_improvement} evaluations.")
         if not self._hears_of_epochs:
@@ -136,7 +139,8 @@ class BestModelSelection(ModelSelectionBase):
         if self.dump_file is not None and self._best_weights is not None and not self.dump_file.exists():
             _save(self.dump_file, self._best_weights)  # the directory of a run that resumes another one
 
-    def _keep_current_model(self) -> None:
+    def _keep_current_model(self, reward: float) -> None:
+        self.kept_reward = float(reward)
         if self.model is None:
             return
         self._best_weights = _cpu_copy(self.model.state_dict())
@@ -168,7 +172,7 @@ def _cpu_copy(state: Any) -> Any:
 
 
 class BestScore(float):
-    """The statistic or KPI of the best evaluation of a run, as it is logged.
+    """The statistic or KPI of the evaluation of a run's kept model, as it is logged.
 
     :param value: The number.
     :param violation: Violation of the constraints by that evaluation; `None`: no constraints.
@@ -185,7 +189,7 @@ class BestScore(float):
 
 
 def best_score(runner: Any) -> BestScore | None:
-    """Return the score of the best model of a run; `None` for other jobs, and where no evaluation was finite.
+    """Return the score of the kept model of a run; `None` for other jobs, and where no evaluation was finite.
 
     :param runner: The runner of the run.
     """
@@ -193,8 +197,8 @@ def best_score(runner: Any) -> BestScore | None:
 
 
 def selected_score(selection: Any) -> BestScore | None:
-    """Return how good the best model of a selection is; `None`: it has none."""
-    reward = getattr(selection, "best_reward", None)
+    """Return how good the kept model of a selection is; `None`: it has none."""
+    reward = getattr(selection, "kept_reward", None)
     if reward is None or not math.isfinite(reward):
         return None
     maximize = bool(getattr(selection, "maximize", True))

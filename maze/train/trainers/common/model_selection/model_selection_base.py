@@ -147,8 +147,8 @@ class SelectionCriterion:
         self.objective = MEAN_REWARD if objective is None else objective
         self.maximize = flag("maximize", maximize)
         self.constraints = [Constraint.parse(text) for text in constraints]
-        # Names in constraints that count as 0, since no evaluation has had them.
-        self._absent: set[str] = set()
+        # Names in constraints that were searched for in an evaluation.
+        self._searched: set[str] = set()
 
     def judge(self, stats: LogStats) -> Judgement:
         """Return the score of an evaluation, and its violation of the constraints.
@@ -175,15 +175,13 @@ class SelectionCriterion:
 
     def _value(self, stats: LogStats, constraint: Constraint, name: str) -> float:
         value = find_statistic(stats, name)
-        if value is not None:
-            return value
-        if name not in self._absent:
+        if value is None and name not in self._searched:
             problem = f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {name!r}"
-            if "kpi" in _tokens(name)[:2]:  # KPIs are calculated in every evaluation
-                raise ConfigError(f"{problem}. {_known(stats)}")
-            self._absent.add(name)
+            if not _names_event(name):
+                raise ConfigError(f"{problem}. {_known(stats)} A KPI has to occur in the first evaluation.")
             logger.warning("%s; it counts as 0, like an event that does not occur. %s", problem, _known(stats))
-        return 0.0
+        self._searched.add(name)
+        return value or 0.0
 
 
 def tell(selection: ModelSelectionBase, criterion: SelectionCriterion, stats: LogStats) -> None:
@@ -265,17 +263,25 @@ class StatisticSource(NamedTuple):
     """Whether the value is known at the end of an episode only; otherwise it is the sum of values of its steps."""
     is_rate: bool = False
     """Whether it is the average over steps, not a sum over those of an episode."""
+    of_some: bool = False
+    """Whether it is the mean of the episodes that have it, not of all."""
+    is_occurrence: bool = False
+    """Whether the value is 1 where the statistic occurs, otherwise 0: the weight of an episode in such a mean."""
 
     def of(self, stats: Mapping[LogStatsKey, Any]) -> Any:
         """Return its value in statistics of a step, or of an episode (`at_end`); 0 without the event."""
+        value = self._found(stats)
+        return float(value is not None) if self.is_occurrence else 0.0 if value is None else value
+
+    def _found(self, stats: Mapping[LogStatsKey, Any]) -> Any:
         event = _event_method(self.event)
         if event is not None and not self.group:
-            return stats.get(LogStatsKey(event, self.output_name, None), 0.0)
+            return stats.get(LogStatsKey(event, self.output_name, None))
         for key, value in stats.items():
             of_event = (key.event.__module__, key.event.__qualname__)
             if (of_event, key.output_name, tuple(map(str, key.group or ()))) == self[:3]:
                 return value
-        return 0.0
+        return None
 
 
 def _event_method(event: tuple[str, str]) -> Callable[..., Any] | None:
@@ -293,28 +299,38 @@ def statistic_source(name: str) -> StatisticSource:
     :raises ConfigError: The statistic is not a mean over episodes, or several events have this name.
     """
     wanted = _tokens(name)
-    interfaces: set[type[Any]] = {object}
-    waiting: list[type[Any]] = [object]
-    while waiting:
-        known = {each for each in type.__subclasses__(waiting.pop()) if each not in interfaces}
-        interfaces |= known
-        waiting += known
-    found = {source for interface in interfaces for source in _sources_of(interface, wanted)}
+    found = {source for method, names in _events(wanted) for source in _sources_of(method, names)}
     if len(found) > 1:
         raise ConfigError(
             f"constraints: {name!r} may mean any of {', '.join(sorted('/'.join(s.event) for s in found))}; begin with "
             "the name of the interface."
         )
     group = tuple(part for part in wanted if part not in ("BaseEnvEvents", "kpi", "mean"))
-    kpi = StatisticSource((BaseEnvEvents.kpi.__module__, BaseEnvEvents.kpi.__qualname__), None, group, at_end=True)
-    return next(iter(found), kpi)
+    event = (BaseEnvEvents.kpi.__module__, BaseEnvEvents.kpi.__qualname__)
+    return next(iter(found), StatisticSource(event, None, group, at_end=True, of_some=True))
 
 
-def _sources_of(interface: type[Any], wanted: tuple[str, ...]) -> Iterator[StatisticSource]:
-    names = wanted[1:] if wanted[0] == interface.__name__ and len(wanted) > 1 else wanted
-    method = vars(interface).get(names[0])
-    if not inspect.isfunction(method) or method is BaseEnvEvents.kpi or not event_definition(method).epoch:
-        return
+def _names_event(name: str) -> bool:
+    """Return whether a statistic is that of an event of an imported interface, and not a KPI."""
+    return next(_events(_tokens(name)), None) is not None
+
+
+def _events(wanted: tuple[str, ...]) -> Iterator[tuple[Callable[..., Any], tuple[str, ...]]]:
+    """Yield the methods of imported interfaces that a name may begin with, and the name without the interface."""
+    interfaces: set[type[Any]] = {object}
+    waiting: list[type[Any]] = [object]
+    while waiting:
+        known = {each for each in type.__subclasses__(waiting.pop()) if each not in interfaces}
+        interfaces |= known
+        waiting += known
+    for interface in interfaces:
+        names = wanted[1:] if wanted[0] == interface.__name__ and len(wanted) > 1 else wanted
+        method = vars(interface).get(names[0])
+        if inspect.isfunction(method) and method is not BaseEnvEvents.kpi and event_definition(method).epoch:
+            yield method, names
+
+
+def _sources_of(method: Callable[..., Any], names: tuple[str, ...]) -> Iterator[StatisticSource]:
     definition, event = event_definition(method), (method.__module__, method.__qualname__)
     for epoch in definition.epoch:
         names_output = names[1:2] == (epoch.output_name,)
@@ -325,14 +341,15 @@ def _sources_of(interface: type[Any], wanted: tuple[str, ...]) -> Iterator[Stati
             continue
         if epoch.reduce_function not in _MEANS:
             raise ConfigError(
-                f"constraints: {'/'.join(wanted)!r} is not a mean over episodes, which constraints of a training run "
+                f"constraints: {'/'.join(names)!r} is not a mean over episodes, which constraints of a training run "
                 "need; expected a statistic `define_epoch_stats(np.mean, ...)`, or a KPI."
             )
         episode = next((stat for stat in definition.episode if stat.output_name == epoch.input_name), None)
         if episode is None:
             continue
         step = next((stat for stat in definition.step if stat.output_name == episode.input_name), None)
-        adds_up = step is not None and step.reduce_function in (*_SUMS, len)
-        adds_up = adds_up and episode.reduce_function in (*_SUMS, *_MEANS)
+        counts = step is not None and step.reduce_function in (*_SUMS, len)  # steps without the event are zeros
+        adds_up = counts and episode.reduce_function in (*_SUMS, *_MEANS)
         output = episode.input_name if adds_up else episode.output_name
-        yield StatisticSource(event, output, group, not adds_up, adds_up and episode.reduce_function in _MEANS)
+        is_rate = adds_up and episode.reduce_function in _MEANS
+        yield StatisticSource(event, output, group, not adds_up, is_rate, of_some=not counts)
