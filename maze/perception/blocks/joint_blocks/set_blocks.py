@@ -217,8 +217,8 @@ class _Pooling(torch.autograd.Function):
         of_features = weights.transpose(-1, -2) @ of_means
         for place, of_highest, own in zip(places, of_maxima.unbind(-2), weights.unbind(-2), strict=True):
             if place.dtype is torch.int64:
-                of_highest = (of_highest * own.any(-1, keepdim=True)).unsqueeze(-2)
-                of_features.scatter_add_(-2, place.unsqueeze(-2), of_highest)
+                of_places = (of_highest * own.any(-1, keepdim=True)).unsqueeze(-2)
+                of_features.scatter_add_(-2, place.unsqueeze(-2), of_places)
             else:  # without valid items, the maximum is 0, which is nowhere
                 of_features.addcmul_(place, (of_highest / place.sum(-2).clamp_(min=1.0)).unsqueeze(-2))
         return of_features, None
