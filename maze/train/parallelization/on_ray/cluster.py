@@ -73,7 +73,8 @@ def ray_session(
         arguments.update(include_dashboard=False, num_cpus=max(os.cpu_count() or 1, math.ceil(n_cpus)))
     _check_address(address, key)
     path_before = os.environ.get(_PATH)
-    os.environ[_PATH] = os.pathsep.join(filter(None, sys.path))  # workers of a local instance import the user's modules as well
+    # workers of a local instance import the user's modules as well
+    os.environ[_PATH] = os.pathsep.join(filter(None, sys.path))
     try:
         with handlers_kept():  # Ray ends the process at SIGTERM; a run has to save its state first
             ray.init(**{**arguments, **config, "address": address})
