@@ -24,6 +24,7 @@ from maze.cli.run_summary import command_text, shown_path, trust_arguments
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
+from maze.core.env.context import ordered_seeds
 from maze.core.errors import ConfigError, MazeError, first_line
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.config_utils import duration, value_text, whole_number
@@ -399,11 +400,28 @@ class ImproveRunner(runners.EvaluationRunner):
             "seeding.agent_base_seed": seeds.generate_agent_instance_seed(),
         }
         self._further_seeds = seeds.episode_seeds(_MOST_CONFIRMING * self.n_episodes)
+        if self._n_instances and not self._is_grid:
+            self._order_instances(self._n_instances)
         self._rungs: list[Rung] = []
         self._failures: dict[str, str] = {}
         # Number of episodes that all policies play.
-        self._common = self.n_episodes
+        self._common = len(self._episode_seeds)
         self._candidates, self._chooses_horizon = CANDIDATES, self.horizon is None
+
+    def _order_instances(self, n_instances: int) -> None:
+        """Let the common episodes play the first third of an instance set in order, and the confirmation the others.
+
+        :raises ConfigError: The others are too few for a confirmation.
+        """
+        n_common = min(self.n_episodes, n_instances // 3)
+        if n_instances - n_common < LEAST_CONFIRMING:
+            raise ConfigError(
+                f"env.instances: expected at least {LEAST_CONFIRMING} instances for the confirmation besides the "
+                f"{n_common} that all policies play, found {n_instances}. Give {LEAST_CONFIRMING * 3 // 2} or more, or "
+                "leave them out if the simulation draws its own."
+            )
+        every = ordered_seeds([*self._episode_seeds[:n_common], *self._further_seeds][:n_instances], n_instances)
+        self._episode_seeds, self._further_seeds = every[:n_common], every[n_common:]
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
@@ -430,6 +448,7 @@ class ImproveRunner(runners.EvaluationRunner):
         comparison = self.improvement.comparison
         times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"
         subtitle = times if self.horizon is None else f"{times}; planning horizon: {self.horizon} steps"
+        subtitle += "; training visits all instances" * (self._n_instances > 0)
         runners.write_files(
             {
                 runners.PAGE_FILE: self.improvement.page(subtitle),

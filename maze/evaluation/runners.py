@@ -27,7 +27,7 @@ from maze.core.rollout.solve import EpisodeSeeds
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
-from maze.core.utils.config_utils import count_instances, flag, number, whole_number
+from maze.core.utils.config_utils import EnvFactory, count_instances, flag, number, whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
@@ -107,6 +107,13 @@ class EvaluationRunner(Runner):
         """Number of instances of the environment; 0: there is no set."""
         return count_instances(self._cfg.get("env"))
 
+    @property
+    def _is_grid(self) -> bool:
+        """Whether the instances are all contexts that there are."""
+        env = self._cfg.get("env")
+        config = env.env if isinstance(env, EnvFactory) else env
+        return isinstance(config, Mapping) and config.get("instances") == GRID
+
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
         """Return the seeds of environment and agent of each episode; with an instance set, in its order."""
         return ordered_seeds(self.maze_seeding.episode_seeds(n_episodes), self._n_instances)
@@ -159,9 +166,7 @@ class ComparisonRunner(EvaluationRunner):
         super().setup(cfg)
         self._rewards: dict[str, list[str]] = {}
         self._seeds = self.episode_seeds(self.n_episodes)
-        env: Any = cfg.get("env")
-        is_grid = isinstance(env, Mapping) and env.get("instances") == GRID  # all contexts that there are
-        self._repeats = 1 if is_grid or not self._n_instances else max(1, self.n_episodes // self._n_instances)
+        self._repeats = 1 if self._is_grid or not self._n_instances else max(1, self.n_episodes // self._n_instances)
         if self._repeats > 1 and self._levels:
             raise ConfigError(
                 f"runner.risk: the episodes of an instance are not independent. Play each of the {self._n_instances} "

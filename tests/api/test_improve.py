@@ -139,6 +139,21 @@ def test_the_improve_command_writes_the_stages_and_recommends_only_policies_not_
         assert f"-> {rung}: return" in printed or f"No {rung}: " in printed
 
 
+def test_instances_are_played_in_order_and_those_of_the_confirmation_by_no_candidate_before(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rng = np.random.default_rng(1)
+    for n in (60, 90):
+        machines = rng.random((n, 3, 2)).argsort(axis=-1)
+        np.savez(f"shops{n}.npz", durations=rng.integers(1, 100, (n, 3, 2)), machines=machines)
+    command = ["-cn", "conf_improve", "env=job_shop", "policy=job_shop_rule", "budget=8s", "hydra.run.dir=found"]
+    assert main([*command, "env.instances=shops60.npz"]) == 1
+    assert "besides the 20 that all policies play, found 60" in capfd.readouterr().err
+    assert main([*command, "env.instances=shops90.npz"]) == 0
+    seeds = pd.read_csv("found/episodes.csv").groupby("policy").env_seed
+    assert all(list(each % 90) == list(range(len(each))) and len(each) <= 30 for _, each in seeds)
+
+
 class CountDown(CoreEnv):
     """The agent should always choose 1."""
 

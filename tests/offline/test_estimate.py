@@ -362,6 +362,24 @@ def test_policies_that_leave_their_action_space_are_refused() -> None:
         log_probabilities(data, Outside(), ACTION_SPACES)
 
 
+class Named(Constant):
+    """Gives its action these names, whatever the sub-step."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def compute_action(self, *args: Any, **kwargs: Any) -> Any:
+        return dict.fromkeys(self._names, np.int64(1))
+
+
+def test_actions_of_other_names_are_ignored_as_in_environments_and_missing_ones_refused() -> None:
+    data = LoggedSteps.of_episodes(episode(np.random.default_rng(0), 2) for _ in range(3))
+    found = log_probabilities(data, Named("item", "side", "other"), ACTION_SPACES)
+    assert set(found) == {0.0, -np.inf}
+    with pytest.raises(ConfigError, match=r"Named, sub-step 'place': expected actions \['side'\], found \['item'\]"):
+        log_probabilities(data, Named("item"), ACTION_SPACES)
+
+
 class Fickle(Constant):
     """Samples its item, and states no probability of it."""
 

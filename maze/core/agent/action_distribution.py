@@ -201,10 +201,14 @@ def action_distribution(
             return base
         return Mixture(base, UniformActions(allowed_actions(observations, action_space, {})), policy.epsilon)
     chosen = _chosen(policy, observations, actor)
+    if not chosen.keys() >= action_space.spaces.keys():
+        where = f"{type(policy).__name__}, sub-step {actor.step_key!r}"
+        raise ConfigError(f"{where}: expected actions {sorted(action_space.spaces)}, found {sorted(chosen)}.")
+    chosen = {head: chosen[head] for head in action_space.spaces}  # as environments ignore others
     if not deterministic:
         first = {key: values[:_COMPARED] for key, values in observations.items()}
         sampled = _chosen(policy, first, actor, deterministic=False)
-        if any(not np.array_equal(values, chosen[head][:_COMPARED]) for head, values in sampled.items()):
+        if any(not np.array_equal(values[:_COMPARED], sampled[head]) for head, values in chosen.items()):
             hint = "Estimate its deterministic actions (`deterministic=true`), or let `policy=exploring` explore."
             raise ConfigError(f"{type(policy).__name__} samples its actions with unknown probabilities. {hint}")
     for head, space in action_space.spaces.items():

@@ -520,8 +520,9 @@ def _root_config_name(config_module: str) -> str:
 def count_instances(env: Any) -> int:
     """Return the number of instances of an environment or its configuration; 0: it has no set.
 
-    :param env: An environment, or a configuration, which is built if its key `instances` is set.
+    :param env: An environment, or its configuration or factory, which is built if its key `instances` is set.
     """
+    env = env.env if isinstance(env, EnvFactory) else env
     if isinstance(env, Mapping):
         if not env.get("instances"):
             return 0

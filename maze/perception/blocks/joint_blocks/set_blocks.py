@@ -194,9 +194,10 @@ class _Pooling(torch.autograd.Function):
         """Return the result `[..., n_masks, 2, width]`, the weights of the means, and for each mask the indices of the
         maxima `[..., width]`, or the features, lowered where it is not positive, that they are found in.
         """
-        n_valid = valid.sum(-1, keepdim=True)
-        weights = (valid / n_valid.clamp(min=1)).to(features.dtype)
-        excluded = torch.zeros_like(weights).masked_fill_(~valid, torch.finfo(features.dtype).min)
+        counted = valid.to(features.dtype)
+        n_valid = counted.sum(-1, keepdim=True)
+        weights = counted / n_valid.clamp(min=1.0)
+        excluded = (counted - 1.0) * torch.finfo(features.dtype).max
         lowered = (features + each.unsqueeze(-1) for each in excluded.unbind(-2))
         highest = [(each.amax(-2), each) if each.shape[-1] >= _WIDE else each.max(-2) for each in lowered]
         maxima = torch.stack([values for values, _ in highest], dim=-2).masked_fill(n_valid == 0, 0.0)
@@ -214,12 +215,12 @@ class _Pooling(torch.autograd.Function):
         weights, *places = ctx.saved_tensors
         of_means, of_maxima = gradients[0].unbind(-2)
         of_features = weights.transpose(-1, -2) @ of_means
-        of_maxima = (of_maxima * weights.any(-1, keepdim=True)).unsqueeze(-2)
-        for place, of_highest in zip(places, of_maxima.unbind(-3), strict=True):
+        for place, of_highest, own in zip(places, of_maxima.unbind(-2), weights.unbind(-2), strict=True):
             if place.dtype is torch.int64:
-                of_features.scatter_add_(-2, place.unsqueeze(-2), of_highest)
-            else:
-                of_features.addcmul_(place, of_highest / place.sum(-2, keepdim=True).clamp_(min=1.0))
+                of_places = (of_highest * own.any(-1, keepdim=True)).unsqueeze(-2)
+                of_features.scatter_add_(-2, place.unsqueeze(-2), of_places)
+            else:  # without valid items, the maximum is 0, which is nowhere
+                of_features.addcmul_(place, (of_highest / place.sum(-2).clamp_(min=1.0)).unsqueeze(-2))
         return of_features, None
 
 
