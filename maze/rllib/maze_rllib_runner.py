@@ -118,11 +118,8 @@ class MazeRLlibRunner(Runner):
         try:
             env.seed(self.maze_seeding.generate_env_instance_seed())
             normalized_factory = estimated_statistics(env, factory, self.normalization_samples, cfg.get("input_dir"))[1]
-            spaces_dicts = {
-                "action_spaces_dict": env.action_spaces_dict,
-                "observation_spaces_dict": env.observation_spaces_dict,
-                "agent_counts_dict": env.agent_counts_dict,
-            }
+            names = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
+            spaces_dicts = {name: getattr(env, name) for name in names}
         finally:
             env.close()
         return normalized_factory, spaces_dicts
