@@ -160,8 +160,8 @@ class EvidenceGateRunner(EstimationRunner):
     """Release gate on logged episodes: pass if the candidate is shown to be within the margin of the baseline.
 
     The difference of both estimates is judged by the lower end of its 95 % interval, by bootstrap over the same
-    episodes. The estimator is the first of `dr`, `wdr`, `magic`, `fqe` and those by weighting alone that is refused for
-    neither policy. Writes `gate.md` besides the files of the estimation.
+    episodes. The estimator is the first of `dr`, `wdr`, `magic`, `fqe` and the estimators by weighting that is refused
+    for neither policy. Writes `gate.md` besides the files of the estimation.
 
     :param margin: Share of the baseline's estimate by which the candidate may be worse.
     """

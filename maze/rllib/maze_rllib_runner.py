@@ -32,8 +32,7 @@ class MazeRLlibRunner(Runner):
     :param spaces_config_dump_file: File for the action and observation spaces of the model.
     :param normalization_samples: Number of observations from which normalization statistics are estimated.
     :param num_workers: Number of Ray workers that step environments; 0: this process steps them.
-    :param tune_config: Stop conditions and checkpoints; see
-        :class:`TuneParameters`.
+    :param tune_config: Stop conditions and checkpoints; see :class:`TuneParameters`.
     :param ray_config: Arguments of `ray.init`; an `address` joins a running cluster.
     :param state_dict_dump_file: File for the weights of the best policy.
     :param num_learners: Number of learner processes; 0: the learner is in this process, `None`:
