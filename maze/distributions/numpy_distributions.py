@@ -67,7 +67,8 @@ class _Categorical:
         if rng is None or self._is_greedy:
             choices = logits.argmax(-1)
             return choices
-        noise = rng.standard_exponential(logits.shape)  # no buffer: threads may share the sampler
+        noise = np.empty(logits.shape, np.float64)  # not kept: threads may share the sampler
+        rng.standard_exponential(out=noise)
         np.add(noise, _TINY, noise)  # zero has no logarithm
         np.log(noise, noise)
         np.subtract(_at(temperature, logits), noise, noise)
