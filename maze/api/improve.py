@@ -203,7 +203,8 @@ class Improvement:
     @cached_property
     def comparison(self) -> Comparison:
         """The comparison of all policies with the heuristic; the time of a decision is a measure."""
-        return Comparison([rung.played for rung in self.rungs], [COST, *self.minimized], [RETURN, *self.maximized])
+        played, minimized = [rung.played for rung in self.rungs], [COST, *self.minimized]
+        return Comparison(played, minimized, [RETURN, *self.maximized], [LENGTH, COST])
 
     @property
     def recommended(self) -> Rung:
