@@ -19,9 +19,8 @@ from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze_envs.common.array_policy import ArrayPolicy
-from maze_envs.inventory.demand import uniform
 from maze_envs.inventory.renderer import InventoryRenderer
-from maze_envs.inventory.stores import Stores
+from maze_envs.inventory.stores import Stores, uniform
 
 SCALE = 5.0
 """Observed units are divided by it."""

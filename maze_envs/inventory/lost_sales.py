@@ -20,9 +20,8 @@ from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.context import CONTEXT, Context, InstanceSource
 from maze.core.errors import ConfigError
 from maze_envs.common.array_policy import ArrayPolicy
-from maze_envs.inventory.demand import distribution, with_surges
 from maze_envs.inventory.renderer import InventoryRenderer
-from maze_envs.inventory.stores import Stores
+from maze_envs.inventory.stores import Stores, distribution, with_surges
 
 SCALE = 10.0
 """Observed units are divided by it."""

@@ -8,10 +8,10 @@ import pytest
 from maze.core.errors import ConfigError
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.utils.check_env import check_env
-from maze_envs.inventory.demand import distribution, geometric, poisson
 from maze_envs.inventory.dual_sourcing import DualIndexPolicy, DualSourcing, DualSourcingEnv
 from maze_envs.inventory.exact import dual_sourcing_cost, lost_sales_cost
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSalesEnv
+from maze_envs.inventory.stores import distribution, geometric, poisson
 
 ZIPKIN_POISSON = {  # Zipkin (2008), table 1: optimal average costs, Poisson demand, by penalty and lead time
     (4, 1): 4.04, (4, 2): 4.40, (4, 3): 4.60, (4, 4): 4.73, (9, 1): 5.44, (9, 2): 6.09, (9, 3): 6.53,

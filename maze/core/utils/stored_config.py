@@ -59,7 +59,7 @@ _KINDS = frozenset({
     "maze.perception.models.policies.base_policy_composer.BasePolicyComposer",
     "maze.train.trainers.common.evaluators.evaluator.Evaluator",
     "maze.train.trainers.es.optimizers.base_optimizer.Optimizer",
-    "maze_envs.logistics.cutting_2d.demand_generator.demand_generator.DemandGenerator",
+    "maze_envs.logistics.cutting_2d.demand_generator.DemandGenerator",
     "torch.nn.modules.module.Module",
     "torch.optim.optimizer.Optimizer",
 })

@@ -11,7 +11,7 @@ import numpy as np
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze_envs.logistics.cutting_2d.env.inventory import residuals
-from maze_envs.logistics.cutting_2d.env.sizes import Size, fits
+from maze_envs.logistics.cutting_2d.env.maze_state import Size, fits
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv

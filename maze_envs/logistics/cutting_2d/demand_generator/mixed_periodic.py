@@ -9,8 +9,8 @@ from typing_extensions import Self
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze_envs.logistics.cutting_2d.demand_generator.demand_generator import DemandGenerator
-from maze_envs.logistics.cutting_2d.env.sizes import Size
+from maze_envs.logistics.cutting_2d.demand_generator import DemandGenerator
+from maze_envs.logistics.cutting_2d.env.maze_state import Size
 
 
 class MixedPeriodicDemandGenerator(DemandGenerator):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze_envs.logistics.cutting_2d.demand_generator.demand_generator import DemandGenerator
-from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size, fits
+from maze_envs.logistics.cutting_2d.demand_generator import DemandGenerator
+from maze_envs.logistics.cutting_2d.env.maze_state import Size, as_size, fits
 
 
 class StaticDemandGenerator(DemandGenerator):

@@ -11,13 +11,11 @@ from maze.core.env.reward import RewardAggregatorInterface
 from maze.core.events.pubsub import Pubsub
 from maze.core.utils.factory import ConfigType, Factory
 from maze_envs.logistics.cutting_2d.demand_generator import DemandGenerator, build_demand_generator
-from maze_envs.logistics.cutting_2d.env.events import CuttingEvents, InventoryEvents
+from maze_envs.logistics.cutting_2d.env.events import Cutting2dKpiCalculator, CuttingEvents, InventoryEvents
 from maze_envs.logistics.cutting_2d.env.inventory import Inventory
-from maze_envs.logistics.cutting_2d.env.kpi_calculator import Cutting2dKpiCalculator
 from maze_envs.logistics.cutting_2d.env.maze_action import Cutting2DMazeAction
-from maze_envs.logistics.cutting_2d.env.maze_state import Cutting2DMazeState
+from maze_envs.logistics.cutting_2d.env.maze_state import Cutting2DMazeState, Size, as_size
 from maze_envs.logistics.cutting_2d.env.renderer import Cutting2DRenderer
-from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size
 
 
 class Cutting2DCoreEnvironment(CoreEnv):

@@ -6,8 +6,12 @@ from abc import ABC
 
 import numpy as np
 
+from maze.core.annotations import override
+from maze.core.env.maze_state import MazeStateType
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
-from maze_envs.logistics.cutting_2d.env.sizes import Size
+from maze_envs.logistics.cutting_2d.env.maze_state import Size
 
 
 class CuttingEvents(ABC):
@@ -70,3 +74,14 @@ class InventoryEvents(ABC):
     @define_step_stats(len)
     def piece_replenished(self) -> None:
         """A raw piece was delivered."""
+
+
+class Cutting2dKpiCalculator(KpiCalculator):
+    """Raw pieces used per step, and the share of orders that were fulfilled."""
+
+    @override(KpiCalculator)
+    def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
+        n_steps = max(1, len(episode_event_log.step_event_logs))
+        n_raw_pieces = sum(1 for _ in episode_event_log.query_events(InventoryEvents.piece_replenished))
+        n_cuts = sum(1 for _ in episode_event_log.query_events(CuttingEvents.valid_cut))
+        return {"raw_piece_usage_per_step": n_raw_pieces / n_steps, "fulfilled_orders": n_cuts / n_steps}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from maze.core.errors import ConfigError
 from maze_envs.logistics.cutting_2d.env.events import InventoryEvents
 from maze_envs.logistics.cutting_2d.env.maze_action import Cutting2DMazeAction
-from maze_envs.logistics.cutting_2d.env.sizes import Size, fits
+from maze_envs.logistics.cutting_2d.env.maze_state import Size, fits
 
 
 class Inventory:
