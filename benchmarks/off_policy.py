@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from maze.core.agent.action_distribution import ExploringPolicy
 from maze.core.agent.policy import Policy
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps, SubstepTable
-from maze.offline.action_probabilities import ExploringPolicy
 from maze.offline.estimate import (
     BEHAVIOUR,
     ESTIMATORS,

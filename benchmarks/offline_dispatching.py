@@ -20,9 +20,9 @@ import numpy as np
 
 from benchmarks.planning import problem_of
 from maze.api.run_context import RunContext
+from maze.core.agent.action_distribution import ExploringPolicy
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.offline.action_probabilities import ExploringPolicy
 
 
 def episode(env: Any, act: Callable[..., Any], seed: int) -> list[tuple[int, SpacesRecord]]:

@@ -221,6 +221,8 @@ def campaign(name: str, options: argparse.Namespace, root: Path) -> list[str]:
                 problems.append(f"more and more descriptors: {descriptors}")
             n_restarts, last = n_restarts + (restarts(run) if wanted else 0), str(run)
         seconds = time.monotonic() - start
+    if options.kills and not killer.n_actors + killer.n_nodes:
+        problems.append("nothing was killed: reduce --every or increase --epochs")
     left = left_after(SECONDS_TO_END, lambda: psutil.Process().children(recursive=True))
     problems += [f"a process is left: {process}" for process in left]
     details = ""

@@ -36,7 +36,7 @@ from maze.cli.hydra_setup import (
     translated,
 )
 from maze.cli.run_directory import claimed_directories, has_results, uploads_of_run
-from maze.console.streams import lasting_console, quiet_console
+from maze.console.streams import lasting_console, open_pipes_reported, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
 from maze.core.utils.files import is_url, uploaded
@@ -222,7 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_quiet = "--quiet" in command
     if is_quiet:
         command = [*(argument for argument in command if argument != "--quiet"), "verbose=0"]
-    with lasting_console(), quiet_console() if is_quiet else nullcontext(), _own_logging():
+    quiet = quiet_console() if is_quiet else nullcontext()
+    with lasting_console(), open_pipes_reported(), quiet, _own_logging():
         return _main(command)
 
 

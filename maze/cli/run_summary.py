@@ -254,7 +254,7 @@ def run_commands(directory: Path, project: Path, usable: Container[str] | None =
     """
 
     def has(*names: str) -> bool:
-        return usable is None or all(name in usable for name in names)
+        return all((directory / name).exists() if usable is None else name in usable for name in names)
 
     cfg, arguments = read_plain_yaml(directory / CONFIG_FILE), stored_arguments(directory)
     shown = shown_path(directory, project)

@@ -38,7 +38,8 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
 
     @override(TorchProbabilityDistribution)
     def _build_dist(self) -> Beta:
-        return Beta(self.alpha, self.beta, validate_args=False)
+        # in float32, differences of large logarithms of the gamma function would lose up to five digits
+        return Beta(self.alpha.double(), self.beta.double(), validate_args=False)
 
     @classmethod
     @override(TorchProbabilityDistribution)
@@ -48,12 +49,12 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         width = self.high - self.low
-        position = _inside((actions - self.low) / width)
-        return super().log_prob(position) - self._joint(width.log())
+        position = _inside((actions - self.low) / width).double()
+        return super().log_prob(position).to(width.dtype) - self._joint(width.log())
 
     def typical_range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Lower and upper ends `[..., *space.shape]`, one standard deviation from the mean."""
-        mean, std = self.dist.mean, self.dist.stddev
+        mean, std = (each.to(self.low.dtype) for each in (self.dist.mean, self.dist.stddev))
         return self._scale(mean - std), self._scale(mean + std)
 
     @override(TorchProbabilityDistribution)
@@ -72,9 +73,11 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
-        # in float32, differences of large logarithms of the gamma function would lose two digits
-        exact = Beta(self.alpha.double(), self.beta.double(), validate_args=False).entropy()  # type: ignore[no-untyped-call]
-        return self._joint(exact.to(self.alpha.dtype) + (self.high - self.low).log())
+        return super().entropy().to(self.low.dtype) + self._joint((self.high - self.low).log())
+
+    @override(TorchProbabilityDistribution)
+    def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
+        return super().kl(other).to(self.low.dtype)
 
 
 def _inside(position: torch.Tensor) -> torch.Tensor:

@@ -11,15 +11,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.action_distribution import ActionDistribution, Arrays, ExploringPolicy, allowed_actions
+from maze.core.agent.action_distribution import ActionDistribution, Arrays, allowed_actions
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.env.action_conversion import ActionBounds
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.utils import isolated_global_generator
-
-__all__ = ["ExploringPolicy", "are_enumerated", "candidates", "cloned_propensities"]
 
 MOST_ENUMERATED = 64
 """Sub-steps with at most so many joint actions are averaged over all of them, others over sampled actions."""

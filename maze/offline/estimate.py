@@ -1,6 +1,6 @@
 """Estimates of the returns of policies in logged episodes, with intervals, or a reason why there are none.
 
-Arrays of the estimators are `[n_episodes, horizon]`, a column for each decision; behind the end of an episode ratios
+Arrays of the estimators are `[n_episodes, horizon]`, a column for each decision; after the end of an episode ratios
 are 1 and everything else is 0. `rewards` are discounted to the start of the episode (`gamma**t * r_t`), and so are the
 values `q` `Q(s_t, a_t)` and `v` `V(s_t)` of the evaluated policy; `v` has one more column, for what follows the last
 decision of truncated episodes. `ratios` are the probability of each action under the evaluated policy, divided by that
@@ -39,7 +39,7 @@ _FITS_AT_ONCE = 16  # whose values of all decisions are kept in memory at the sa
 
 
 class Logged(NamedTuple):
-    """What the estimators take; see the module."""
+    """Inputs of the estimators; see the module docstring."""
 
     rewards: Array
     ratios: Array
@@ -258,15 +258,16 @@ class PolicyEstimate:
 
 @dataclass(frozen=True)
 class Weighting:
-    """How the actions of a policy weigh the logged episodes.
+    """Weights of the logged episodes under a policy.
 
     :param ratios: Probabilities of the logged actions under the policy, divided by those under the behaviour policy,
         `[n_decisions]`; NaN where the latter are unknown.
     :param effective_episodes: See :class:`PolicyEstimate`.
     :param largest_weight: See :class:`PolicyEstimate`.
     :param unsupported: See :class:`PolicyEstimate`; NaN where propensities are unknown.
-    :param lost_weight: What the mean weight of the episodes lacks to its expectation of 1, because the log lacks the
-        rare episodes with large weights; as of two routes of a canary, which explore rarely.
+    :param lost_weight: Difference between the expected mean weight of the episodes, 1, and the mean of the log, beyond
+        two standard errors; above 0, the log lacks rare episodes with large weights, as where both routes of a canary
+        explore rarely.
     """
 
     ratios: Array
@@ -280,7 +281,7 @@ class Weighting:
         """Return the weighting of logged actions.
 
         The mean ratio of single decisions is, in expectation, the probability that the policy takes an action that the
-        behaviour policy takes as well; what it lacks to 1 has no support.
+        behaviour policy takes as well; the rest, up to 1, has no support.
 
         :param data: The logged decisions.
         :param log_probs: Log-probabilities of their actions under the policy, `[n_decisions]`.
@@ -325,10 +326,10 @@ def estimate(
 ) -> list[PolicyEstimate]:
     """Estimate the discounted return of an episode under each policy, from logged episodes.
 
-    Values of what follows truncated episodes are part of the estimates with fitted values; estimates by weighting alone
-    end where the log ends.
+    Estimates with fitted values include the values after truncations; estimates by weighting end with the logged
+    episodes.
 
-    :param policies: The policies by name; they act on observations alone.
+    :param policies: The policies by name; they observe nothing but the logged observations.
     :param data: The logged episodes; weighting needs their propensities.
     :param action_spaces: Action spaces by step key.
     :param config: Settings.
@@ -421,7 +422,7 @@ def _entry(
     if values is None or estimator not in FITTED:
         sampled = function(logged, bootstrap)
     else:
-        if estimator == "fqe":  # needs the values of the first observations alone
+        if estimator == "fqe":  # needs the values of the first observations only
             first = data.episode_starts[:-1]
             of_first = values.of_observations[first] @ values.coefficients.T * gamma ** data.steps[first, None]
             fits = (unfitted._replace(v=each[:, None]) for each in of_first.T)

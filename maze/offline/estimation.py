@@ -160,8 +160,8 @@ class EvidenceGateRunner(EstimationRunner):
     """Release gate on logged episodes: pass if the candidate is shown to be within the margin of the baseline.
 
     The difference of both estimates is judged by the lower end of its 95 % interval, by bootstrap over the same
-    episodes. The estimator is the first of `dr`, `wdr`, `magic`, `fqe` and those by weighting alone that is refused for
-    neither policy. Writes `gate.md` besides the files of the estimation.
+    episodes. The estimator is the first of `dr`, `wdr`, `magic`, `fqe` and the estimators by weighting that is refused
+    for neither policy. Writes `gate.md` besides the files of the estimation.
 
     :param margin: Share of the baseline's estimate by which the candidate may be worse.
     """
@@ -209,15 +209,10 @@ class EvidenceGateRunner(EstimationRunner):
 def _cells(entry: estimate.PolicyEstimate) -> tuple[str, ...]:
     value = "refused" if entry.refusal else f"{entry.estimate.value:.4g}"
     interval = f"[{entry.estimate.low:.4g}, {entry.estimate.high:.4g}]" if entry.estimate.is_known else ""
-    numbers = (
-        "" if np.isnan(number) else text.format(number)
-        for number, text in (
-            (entry.effective_episodes, "{:.0f}"),
-            (entry.largest_weight, "{:.1%}"),
-            (entry.unsupported, "{:.0%}"),
-        )
-    )
-    return (entry.policy, entry.estimator, value, interval, *numbers)
+    weighting = (entry.effective_episodes, entry.largest_weight, entry.unsupported)
+    formats = zip(weighting, ("{:.0f}", "{:.1%}", "{:.0%}"), strict=True)
+    shown = ("" if np.isnan(number) else text.format(number) for number, text in formats)
+    return (entry.policy, entry.estimator, value, interval, *shown)
 
 
 def _as_csv(entries: Sequence[estimate.PolicyEstimate]) -> str:

@@ -129,10 +129,7 @@ class TuneParameters(CheckedConfig):
         :raises ConfigError: A condition names an unknown value.
         """
         for name, limit in self.stop.items():
-            if name == "training_iteration":
-                value: float | None = iteration
-            else:
-                value = value_at(result, _SHORT_NAMES.get(name, name))
+            value = iteration if name == "training_iteration" else value_at(result, _SHORT_NAMES.get(name, name))
             if value is None and name not in _SHORT_NAMES:
                 available = [*_SHORT_NAMES, *(key for key in result if value_at(result, key) is not None)]
                 raise unknown_key_error(f"{self.section}.stop.{name}: number of RLlib", name, available)

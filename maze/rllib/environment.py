@@ -28,7 +28,7 @@ class EnvConfig:
     :param factory: Makes the Maze environment with all its wrappers.
     :param seed: Seed of the run's environments.
     :param is_single_action: Use the space of the only action head instead of a dictionary.
-    :param is_single_observation: The same for the only observation.
+    :param is_single_observation: Use the space of the only observation instead of a dictionary.
     :param normalized: Observations with running normalization.
     """
 
@@ -82,7 +82,7 @@ class MonitoredEnv(LogStatsConsumer):
 
 
 def unique_seed(seed: int, worker_index: int, given: int) -> int:
-    """Derive a seed.
+    """Derive the seed of an environment.
 
     :param seed: Seed of the run's environments.
     :param worker_index: Index of the worker.

@@ -32,8 +32,7 @@ class MazeRLlibRunner(Runner):
     :param spaces_config_dump_file: File for the action and observation spaces of the model.
     :param normalization_samples: Number of observations from which normalization statistics are estimated.
     :param num_workers: Number of Ray workers that step environments; 0: this process steps them.
-    :param tune_config: Stop conditions and checkpoints; see
-        :class:`TuneParameters`.
+    :param tune_config: Stop conditions and checkpoints; see :class:`TuneParameters`.
     :param ray_config: Arguments of `ray.init`; an `address` joins a running cluster.
     :param state_dict_dump_file: File for the weights of the best policy.
     :param num_learners: Number of learner processes; 0: the learner is in this process, `None`:
@@ -118,11 +117,8 @@ class MazeRLlibRunner(Runner):
         try:
             env.seed(self.maze_seeding.generate_env_instance_seed())
             normalized_factory = estimated_statistics(env, factory, self.normalization_samples, cfg.get("input_dir"))[1]
-            spaces_dicts = {
-                "action_spaces_dict": env.action_spaces_dict,
-                "observation_spaces_dict": env.observation_spaces_dict,
-                "agent_counts_dict": env.agent_counts_dict,
-            }
+            names = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
+            spaces_dicts = {name: getattr(env, name) for name in names}
         finally:
             env.close()
         return normalized_factory, spaces_dicts

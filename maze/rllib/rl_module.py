@@ -416,9 +416,8 @@ class SoftActorCriticModule(MazeRLModule, apis.InferenceOnlyAPI, apis.QNetAPI, a
             target = self._smaller(self.target_qf, self.target_qf_twin, following, next_sampled)
         if self.is_discrete:
             outputs[sac_learner.ACTION_PROBS], outputs[sac_learner.ACTION_LOG_PROBS] = _categorical(logits)
-            outputs[sac_learner.ACTION_PROBS_NEXT], outputs[sac_learner.ACTION_LOG_PROBS_NEXT] = _categorical(
-                next_logits
-            )
+            of_next = _categorical(next_logits)
+            outputs[sac_learner.ACTION_PROBS_NEXT], outputs[sac_learner.ACTION_LOG_PROBS_NEXT] = of_next
             return {**outputs, sac_learner.QF_TARGET_NEXT: target}
         pair = nn.ModuleList([self.qf, self.qf_twin])
         pair.requires_grad_(False)  # the loss of the actor updates the actor only

@@ -169,16 +169,16 @@ class TrainingSetup:
                     f"{list(self.spaces_dicts['agent_counts_dict'].values())} and the actions {[head, *more]}. Choose "
                     "ppo, appo or impala."
                 )
+
+        def config(key: Any) -> rl_module.ModuleConfig:
+            return rl_module.ModuleConfig(self.model, self.spaces_dicts, key, head, options, shared)
+
         return {
             module_id(key): RLModuleSpec(
                 module_class=self._module_class,
                 observation_space=self.spaces_dicts["observation_spaces_dict"][step_key_of(key)],
                 action_space=self.spaces_dicts["action_spaces_dict"][step_key_of(key)],
-                model_config={
-                    rl_module.MODEL_KEY: rl_module.ModuleConfig(
-                        self.model, self.spaces_dicts, key, head, options, shared
-                    )
-                },
+                model_config={rl_module.MODEL_KEY: config(key)},
             )
             for key in network_keys
         }

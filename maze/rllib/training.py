@@ -51,12 +51,8 @@ _ALL_MODULES = "__all_modules__"
 _LEFT_OUT = ("config", "hist_stats", "perf", "sampler_results", "connector", "timers")
 _BOOKKEEPING = ("num_", "module_", "weights_", "diff_", "last_", "default_optimizer", "gradients_default", "connector")
 _SHOWN_OF_SAMPLING = (
-    "episode_return_mean",
-    "episode_return_max",
-    "episode_return_min",
-    "episode_len_mean",
-    "num_env_steps_sampled_lifetime",
-    "num_episodes_lifetime",
+    *("episode_return_mean", "episode_return_max", "episode_return_min", "episode_len_mean"),
+    *("num_env_steps_sampled_lifetime", "num_episodes_lifetime"),
 )
 
 
@@ -289,12 +285,8 @@ class RLlibTraining:
             previous, self._checkpoint = self._checkpoint, target
             if previous is not None:
                 shutil.rmtree(previous, ignore_errors=True)
-        best = self.model_selection.kept_reward
-        progress = {
-            "iteration": self.iteration,
-            "is_finished": is_finished,
-            "best_score": best if math.isfinite(best) else None,
-        }
+        best = selected_score(self.model_selection)
+        progress = {"iteration": self.iteration, "is_finished": is_finished, "best_score": best}
         write_whole(Path(PROGRESS_FILE), json.dumps(progress, indent=2) + "\n")
 
 

@@ -49,16 +49,16 @@ _OUTCOME: Fields = {
     "kpis": ((dict,), "an object of numbers"),
     "events": ((list,), "a list"),
 }
+_MANY = ("observations", "states", "episode_starts")
+"""Fields of a request with several observations."""
 _ACT: Fields = {
     **_OPTIONS,
     "episode": _TEXT,
     "step": _INTEGER,
     **_BEGIN,
-    "observations": _ANY,
     "state": ((dict,), "an object"),
-    "states": _ANY,
     "episode_start": _BOOL,
-    "episode_starts": _ANY,
+    **dict.fromkeys(_MANY, _ANY),
 }
 _MOST_RANKED = 100
 _MOST_RANKED_IN_ALL = 10_000
@@ -381,6 +381,8 @@ class Application:
                 fields = _parsed(request, body, _ACT)
                 options, name = _options(fields, request), fields.get("policy")
                 if "observation" in fields:
+                    if other := next((field for field in _MANY if fields.get(field) is not None), None):
+                        raise invalid(f"`observation` and `{other}` exclude each other.")
                     policy = self.policies.chosen(name, options.bundle)
                     pending = self.policies.decide(policy, fields["observation"], options)
                     return _json(pending if isinstance(pending, dict) else await pending)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,7 +232,8 @@ class ClientSession:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        with suppress(ServerError) if error[0] else nullcontext():  # it would hide the error that ended the block
+            self.close()
 
 
 def _path(path: str, step_key: str | int | None) -> str:

@@ -82,6 +82,8 @@ def test_commands_for_a_run_can_name_any_directory(name: str, tmp_path: Path) ->
     run.mkdir()
     (run / "hydra_config.yaml").write_text("algorithm: {}\n")
     (run / "command.txt").write_text("maze-run -cn conf_train algorithm=ppo\n")
+    assert "Resume it" not in run_commands(run, tmp_path), "as after runs of RLlib, which cannot be resumed"
+    (run / "latest.pt").touch()
     resume = shlex.split(run_commands(run, tmp_path)["Resume it"])
     for command in (resume, play_command([name])):
         (override,) = OverridesParser.create().parse_overrides([text for text in command if "input_dir=" in text])

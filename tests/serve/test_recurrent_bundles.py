@@ -380,6 +380,7 @@ def test_a_state_as_text_restores_every_bit(state: Any) -> None:
         ({"state": {"values": {KEY: ["a"] * 16}}}, "wrong_state", "has no numbers"),
         ({"state": {"values": {KEY: [1e60] * 16}}}, "wrong_state", "is not finite"),
         ({"episode_start": 1}, "invalid", "`episode_start` must be true or false"),
+        ({"states": []}, "invalid", "`observation` and `states` exclude each other"),
         ({"observations": [[0.0] * 4], "states": []}, "invalid", "one entry for each of the 1 `observations`"),
         ({"observations": [[0.0] * 4], "episode_starts": [1]}, "invalid", "`episode_starts` must hold true or false"),
         ({"observations": [[0.0] * 4] * 2, "episode_starts": [True, False]}, "missing_state", r"observations\[1\]"),

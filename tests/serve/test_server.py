@@ -53,6 +53,23 @@ def client(url: str) -> Iterator[PolicyClient]:
         yield connection
 
 
+def test_an_observation_and_several_are_refused(url: str) -> None:
+    reply = httpx.post(f"{url}/act", json={"observation": OBSERVATION, "observations": [OBSERVATION] * 2})
+    assert reply.status_code == 422
+    assert "`observation` and `observations` exclude each other" in reply.json()["error"]["message"]
+
+
+def test_an_unreachable_server_does_not_hide_the_error_that_ended_a_session() -> None:
+    with served({"cartpole": cartpole()}) as (url, _):
+        client = PolicyClient(url)
+        ended, failed = client.session(), client.session()
+    with client:
+        with pytest.raises(ZeroDivisionError), failed:
+            raise ZeroDivisionError
+        with pytest.raises(ServerError, match="no response"), ended:
+            pass
+
+
 # -- what is decided --------------------------------------------------------------------------------------------------
 
 

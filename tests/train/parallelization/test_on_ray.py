@@ -589,6 +589,30 @@ def test_unreachable_address_is_reported_at_once(monkeypatch: pytest.MonkeyPatch
         ray_session({"address": "ray://head:10001"}, 1, key="runner.address").__enter__()
 
 
+OWN_MODULE = """
+import os, sys
+import ray
+from maze.train.parallelization.on_ray.cluster import ray_session
+
+sys.path.append(sys.argv[1])  # as `maze-run` does with the working directory
+before = os.environ.get("PYTHONPATH")
+with ray_session({"object_store_memory": 100 * 2**20}, 1):
+    print(ray.get(ray.remote(lambda: __import__("own_simulator").ANSWER).remote()))
+assert os.environ.get("PYTHONPATH") == before
+"""
+
+
+@has_ray
+@pytest.mark.long
+@pytest.mark.ray
+def test_workers_of_a_local_instance_import_the_users_modules(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "own_simulator.py").write_text("ANSWER = 42\n")
+    command = [sys.executable, "-c", OWN_MODULE, str(tmp_path / "project")]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert found.stdout.splitlines()[-1:] == ["42"], found.stderr
+
+
 class TestBadInput:
     pytestmark = on_cluster
 

@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # -- connection ------------------------------------------------------------------------------------
 
-_ADDRESS, _LOCAL = "RAY_ADDRESS", "local"
+_ADDRESS, _LOCAL, _PATH = "RAY_ADDRESS", "local", "PYTHONPATH"
 _CONNECT_SECONDS = 5.0
 # Seconds between two checks of the head node of a cluster.
 _HEAD_SECONDS = 5.0
@@ -71,6 +72,9 @@ def ray_session(
     if address == _LOCAL:
         arguments.update(include_dashboard=False, num_cpus=max(os.cpu_count() or 1, math.ceil(n_cpus)))
     _check_address(address, key)
+    path_before = os.environ.get(_PATH)
+    # workers of a local instance import the user's modules as well
+    os.environ[_PATH] = os.pathsep.join(filter(None, sys.path))
     try:
         with handlers_kept():  # Ray ends the process at SIGTERM; a run has to save its state first
             ray.init(**{**arguments, **config, "address": address})
@@ -83,6 +87,9 @@ def ray_session(
                 "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or the file ~/.ray/auth_token."
             )
         raise ConfigError(_unreachable(error, address, key, advice)) from error
+    finally:
+        os.environ.pop(_PATH)
+        os.environ.update({} if path_before is None else {_PATH: path_before})
     ended = threading.Event()
     if address != _LOCAL:
         gcs = str(ray.get_runtime_context().gcs_address)

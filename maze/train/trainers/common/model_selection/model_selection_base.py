@@ -177,7 +177,7 @@ class SelectionCriterion:
         value = find_statistic(stats, name)
         if value is None and name not in self._searched:
             problem = f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {name!r}"
-            if not _names_event(name):
+            if next(_events(_tokens(name)), None) is None:  # a KPI, or misspelt
                 raise ConfigError(f"{problem}. {_known(stats)} A KPI has to occur in the first evaluation.")
             logger.warning("%s; it counts as 0, like an event that does not occur. %s", problem, _known(stats))
         self._searched.add(name)
@@ -308,11 +308,6 @@ def statistic_source(name: str) -> StatisticSource:
     group = tuple(part for part in wanted if part not in ("BaseEnvEvents", "kpi", "mean"))
     event = (BaseEnvEvents.kpi.__module__, BaseEnvEvents.kpi.__qualname__)
     return next(iter(found), StatisticSource(event, None, group, at_end=True, of_some=True))
-
-
-def _names_event(name: str) -> bool:
-    """Return whether a statistic is that of an event of an imported interface, and not a KPI."""
-    return next(_events(_tokens(name)), None) is not None
 
 
 def _events(wanted: tuple[str, ...]) -> Iterator[tuple[Callable[..., Any], tuple[str, ...]]]:
