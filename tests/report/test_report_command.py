@@ -32,6 +32,7 @@ def make_run(directory: Path, level: float, lr: float = 0.1, seed: int = 1, **al
     }
     (directory / "hydra_config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (directory / "command.txt").write_text("maze-run -cn conf_train algorithm=ppo\n", encoding="utf-8")
+    (directory / "latest.pt").touch()
     progress = Progress()
     for epoch in range(5):
         progress.add("eval", epoch + 1, epoch + seed, epoch * 100, {MEAN: level * epoch / 4})
