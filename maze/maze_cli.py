@@ -35,7 +35,7 @@ from maze.cli.hydra_setup import (
     set_gate_status,
     translated,
 )
-from maze.cli.run_directory import claimed_directories, uploads_of_run
+from maze.cli.run_directory import claimed_directories, has_results, uploads_of_run
 from maze.console.streams import lasting_console, open_pipes_reported, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
@@ -70,7 +70,6 @@ def maze_run(cfg: DictConfig) -> float | None:
     :return: The objective of a sweep: the statistic that `hydra.sweeper.objective` names, or else the runner's best
         score, if any. Scores include the constraint violation (`BestScore`).
     """
-    from maze.cli.run_directory import has_results
     from maze.cli.run_summary import beginning, config_as_yaml, ending, write_run_info
     from maze.cli.sweeps.results import recorder_of_sweep
     from maze.console.runs import EVERYTHING, checked_verbosity
@@ -110,7 +109,7 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     :return: Keys that differ from Hydra's composition: sections of an earlier run, overridden wrappers, absolute paths.
     """
     from maze.cli.checks import check, choose_critic, complete
-    from maze.cli.stored_runs import complete_base, use_stored_run
+    from maze.cli.stored_runs import complete_base, complete_policies, complete_replay, use_stored_run
 
     if HydraConfig.initialized():
         complete_base(cfg, project, HydraConfig.get().overrides.task)
@@ -124,12 +123,8 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     taken_over = [*overridden, *use_stored_run(cfg, HydraConfig.get().overrides.task)]
     complete(cfg, project)
     if "policies" in cfg:
-        from maze.cli.stored_runs import complete_policies
-
         complete_policies(cfg, project, HydraConfig.get().overrides.task)
     if "trajectory_data" in cfg and "what_if" in cfg:
-        from maze.cli.stored_runs import complete_replay
-
         complete_replay(cfg, project, HydraConfig.get().overrides.task)
     return taken_over
 

@@ -15,6 +15,7 @@ from maze.console.runs import SHORT
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.files import local_copy
+from maze.train.trainers.common.config_classes import algorithm_class
 
 _WAY_OUT = "Train first: maze-run -cn conf_train; maze-run --runs lists the runs below outputs."
 _FILES = (
@@ -62,8 +63,6 @@ def _name_file(cfg: DictConfig, key: str, project: Path) -> bool:
 
 def _use_distributions_of_algorithm(cfg: DictConfig) -> None:
     """Insert the distributions that the algorithm needs before those of the model."""
-    from maze.train.trainers.common.config_classes import algorithm_class
-
     config_class = algorithm_class(cfg.get("algorithm"))
     configured = cfg.model.get("distribution_mapper_config")
     configured = list(configured.values() if isinstance(configured, Mapping) else configured or [])
@@ -101,7 +100,6 @@ def choose_critic(cfg: DictConfig) -> None:
     from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
     from maze.perception.models.model_composer import CRITIC_OPTIONS, BaseModelComposer, critic_composer_type
     from maze.perception.models.template_model_composer import TemplateModelComposer
-    from maze.train.trainers.common.config_classes import algorithm_class
 
     own_section = cfg.get("hydra") or (HydraConfig.get() if HydraConfig.initialized() else None)
     model, composer = cfg.get("model"), BaseModelComposer

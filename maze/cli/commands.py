@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze.cli import run_summary
 from maze.cli.hydra_setup import FlagParser, UsageError
@@ -26,12 +26,9 @@ from maze.perception.models.space_config import SpacesConfig
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
 from maze.report.run_page import REPORT_FILE, ReportedRun, run_page, runs_page, trials_section
+from maze.serve.bundle import SHELF, PolicyBundle, shelf
 from maze.train.utils.run_process import RUNNING
 from maze.utils.tensorboard_reader import read_event_file
-
-if TYPE_CHECKING:
-    from maze.serve.bundle import PolicyBundle
-
 
 # -- --info ------------------------------------------------------------------------------------------------------------
 
@@ -243,8 +240,6 @@ def export_run(arguments: Sequence[str]) -> int:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out: there is no directory {out.parent}.")
     print(f"-> exporting {run}", flush=True)
-    from maze.serve.bundle import PolicyBundle  # after the first line
-
     bundle = PolicyBundle.from_run(run, **settings)
     path = bundle.save(out)
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB, SHA-256 {bundle.sha256}")
@@ -272,8 +267,6 @@ def print_shelf(arguments: Sequence[str]) -> int:
     :return: Exit status.
     :raises UsageError: The shelf has no such bundle.
     """
-    from maze.serve.bundle import SHELF, PolicyBundle, shelf
-
     try:
         bundles = [PolicyBundle.load(f"{SHELF}{name}", check=False) for name in arguments or shelf()]
     except ConfigError as error:

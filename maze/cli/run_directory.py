@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,14 +16,18 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze.cli.hydra_setup import RunFailedError, apply_overrides, as_written, hydra_config, set_gate_status
+from maze.cli.hydra_setup import GATE, RunFailedError, apply_overrides, as_written, hydra_config, set_gate_status
 from maze.cli.sweeps.results import has_study
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.files import Store, Uploads, is_url, working_directory
+from maze.core.utils.stored_config import STORED_CONFIG, chosen_options, read_plain_yaml
 
 CLAIM = ".hydra"
 """Hydra's subdirectory, created exclusively: the run that creates it owns the directory around it."""
+
+# Parts of the configuration that name runs.
+_USES = ("input_dir", "policy", "policies", *GATE)
 
 WORTHLESS = (
     "hydra_config.yaml",
@@ -184,11 +189,37 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
 
 
 def _named_options(config: DictConfig) -> dict[str, Any]:
-    """Return the chosen options by group; the user's classes `env._target_` and `policy._target_` replace theirs."""
+    """Return the chosen options by group; the user's classes `env._target_` and `policy._target_` replace theirs.
+
+    A command that names no environment has that of the first run that it uses.
+    """
     chosen = dict(config.hydra.runtime.choices)
-    targets = [text for text in config.hydra.overrides.task if text.lstrip("+").startswith("policy._target_=")]
+    texts = [text.lstrip("+") for text in config.hydra.overrides.task]
+    targets = [text for text in texts if text.startswith("policy._target_=")]
     own = {"policy": targets[-1].rpartition(".")[2]} if targets else {}
-    return {**chosen, "env": environment_option(chosen.get("env"), config.get("env")), **own}
+    option = environment_option(chosen.get("env"), config.get("env"))
+    if not any(text.startswith(("env=", "env@", "env._target_=", "env.name=", "experiment=")) for text in texts):
+        option = next(filter(None, map(_environment_of, _texts_in([config.get(key) for key in _USES]))), option)
+    return {**chosen, "env": option, **own}
+
+
+def _texts_in(node: Any) -> Iterator[str]:
+    """Yield the texts in a configuration, at any depth."""
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node)
+    if isinstance(node, str):
+        yield node
+    for entry in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _texts_in(entry)
+
+
+def _environment_of(place: str) -> str | None:
+    """Return the option or the class of the environment of a run; `None`: there is no such run, or it has no name."""
+    config = Path(place) / STORED_CONFIG
+    if not os.path.isfile(config):  # false for texts that cannot be paths
+        return None
+    name = str(environment_option(chosen_options(Path(place)).get("env"), read_plain_yaml(config).get("env")))
+    return name if name.isidentifier() else None  # a stored text may be a path
 
 
 def environment_option(option: Any, env: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -86,11 +87,13 @@ class Comparison:
     :param played: Measures of the policies in the same episodes; the first policy is the reference.
     :param minimized: Measures for which less is better.
     :param maximized: Measures for which more is better, unless they are minimized.
+    :param durations: Measures that are never negative: neither are the intervals of their means.
     """
 
     played: Sequence[PlayedEpisodes]
     minimized: Sequence[str] = ()
     maximized: Sequence[str] = (RETURN,)
+    durations: Sequence[str] = (LENGTH,)
 
     @property
     def measures(self) -> list[str]:
@@ -137,13 +140,14 @@ class Comparison:
     def _rows(self, measure: str) -> Iterator[ComparedMeasure]:
         reference = self.played[0].measures[measure]
         sign = -1.0 if measure in self.minimized else 1.0
+        least = 0.0 if measure in self.durations else -math.inf
         for index, played in enumerate(self.played):
             values = played.measures[measure]
             yield ComparedMeasure(
                 played.name,
                 measure,
-                Estimate.of(mean_interval(values)),
-                Estimate.of(iqm_interval(values)),
+                Estimate.of(mean_interval(values)).at_least(least),
+                Estimate.of(iqm_interval(values)).at_least(least),
                 Estimate.of(mean_interval(values, reference)) if index else None,
                 _improvement(sign * values, sign * reference) if index else None,
             )

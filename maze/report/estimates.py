@@ -43,6 +43,10 @@ class Estimate(NamedTuple):
         """Convert a single interval."""
         return cls(*map(float, interval))
 
+    def at_least(self, least: float) -> Estimate:
+        """Return the estimate of a quantity that is known not to be smaller than a number."""
+        return self._replace(low=max(self.low, least))
+
     @property
     def is_known(self) -> bool:
         """Whether there is an interval."""

@@ -51,12 +51,12 @@ class EpisodeState:
         self.__init__()  # type: ignore[misc]  # sets all defaults
 
 
-ObservationStage = Callable[[Any, EpisodeState, Actor], Any]
-"""From entries to entries, possibly the same modified object; None: the last action is repeated."""
-ActionStage = Callable[[Any, EpisodeState, Actor], Any]
+Stage = Callable[[Any, EpisodeState, Actor], Any]
+"""From entries to entries, possibly the same modified object; an observation stage returns None where the last action
+is repeated."""
 
 
-def stages_of(kinds: Mapping[str, Any], operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[Any]:
+def stages_of(kinds: Mapping[str, Any], operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[Stage]:
     """Build the stages of a sub-step's observations or actions, in their order.
 
     :param kinds: :data:`OBSERVATION_STAGES` or :data:`ACTION_STAGES`.
@@ -142,7 +142,7 @@ def typed_entry(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: 
 # -- observations -----------------------------------------------------------------------------------------------------
 
 
-def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+def _entries(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Run the first stage: from the observation to checked entries."""
     entries = [
         (str(key), np.dtype(entry["dtype"]), tuple(entry["shape"])) for key, entry in operation["entries"].items()
@@ -172,7 +172,7 @@ def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationSta
     return single if kind == "single" else several
 
 
-def _convert(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+def _convert(operation: Mapping[str, Any], provided: Provided) -> Stage:
     source, target, keeps_original = operation["source"], operation["target"], operation["keeps_original"]
     convert: Any = provided[operation["code"]] if "code" in operation else conversion_of(operation["conversion"])
 
@@ -183,7 +183,7 @@ def _convert(operation: Mapping[str, Any], provided: Provided) -> ObservationSta
     return stage
 
 
-def _stack(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+def _stack(operation: Mapping[str, Any], provided: Provided) -> Stage:
     source, target, keeps_original = operation["source"], operation["target"], operation["keeps_original"]
     n_steps, is_delta, dtype = int(operation["n_steps"]), operation["is_delta"], np.dtype(operation["dtype"])
 
@@ -206,7 +206,7 @@ def _stack(operation: Mapping[str, Any], provided: Provided) -> ObservationStage
     return stage
 
 
-def _skip(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+def _skip(operation: Mapping[str, Any], provided: Provided) -> Stage:
     n_steps = int(operation["n_steps"])
 
     def stage(entries: Entries, state: EpisodeState, actor: Actor) -> Entries | None:
@@ -220,7 +220,7 @@ def _skip(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
     return stage
 
 
-def _code(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+def _code(operation: Mapping[str, Any], provided: Provided) -> Stage:
     function = provided[operation["code"]]
     return lambda entries, state, actor: function(entries, actor)
 
@@ -228,7 +228,7 @@ def _code(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
 # -- actions ----------------------------------------------------------------------------------------------------------
 
 
-def _repeat(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+def _repeat(operation: Mapping[str, Any], provided: Provided) -> Stage:
     idle = operation.get("idle")
 
     def stage(action: Entries | None, state: EpisodeState, actor: Actor) -> Entries:
@@ -241,7 +241,7 @@ def _repeat(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     return stage
 
 
-def _grid(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+def _grid(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Replace choices by their values."""
     name, shape, dtype, values = operation["name"], tuple(operation["shape"]), operation["dtype"], operation["values"]
 
@@ -253,7 +253,7 @@ def _grid(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     return stage
 
 
-def _join(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+def _join(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Join parts to the vector that they were split from."""
     name, shape, dtype, indices = operation["name"], tuple(operation["shape"]), operation["dtype"], operation["indices"]
 
@@ -267,7 +267,7 @@ def _join(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     return stage
 
 
-def _clip(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+def _clip(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Clip values to the bounds of a box, as a Maze environment does."""
     bounds = operation["bounds"]
 
@@ -280,7 +280,7 @@ def _clip(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
     return stage
 
 
-def _pack(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+def _pack(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Run the last stage: return the action as the raw environment takes it."""
     convert, kind = provided.get(operation.get("code") or ""), operation["kind"]
     if kind == "converted":

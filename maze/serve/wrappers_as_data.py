@@ -158,7 +158,7 @@ def _add_all(chain: list[Wrapper[Any]], operations: Operations) -> None:
         add = _WRAPPERS.get(type(wrapper))
         if add is not None:
             add(wrapper, operations)
-        elif isinstance(wrapper, StepSkipWrapper) and issubclass(type(wrapper), StepSkipWrapper):
+        elif issubclass(type(wrapper), StepSkipWrapper):
             operations.add_code(type(wrapper).__name__, wrapper, None, is_required=True)
         elif not wrapper.keeps_observations_and_actions:
             _add_unknown(wrapper, operations)

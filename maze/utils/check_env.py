@@ -173,10 +173,10 @@ def check_env(
     whole_number("n_steps", n_steps, at_least=1)
     is_made = isinstance(env, type | str | Mapping) or (callable(env) and not hasattr(env, "step"))
     make_env = EnvFactory(env if is_made else lambda: copy.deepcopy(env))
-    report = CheckReport(env_name(base_maze_env(make_env())))
+    made = make_env()
+    report = CheckReport(env_name(base_maze_env(made)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the warnings of environments are about faults that are checked below
-        made = make_env()
         if _check_declarations(report, made):
             _require_masks(made, masks or {})
             subject = _Subject(report, make_env, n_steps, seed, dict(masks or {}))

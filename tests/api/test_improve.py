@@ -31,7 +31,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.observation_conversion import DictObservationConversion
 from maze.core.errors import ConfigError
 from maze.core.utils.seeding import MazeSeeding
-from maze.evaluation.comparison import RETURN, PlayedEpisodes
+from maze.evaluation.comparison import LENGTH, RETURN, PlayedEpisodes
 from maze.evaluation.gate import Gate, read_thresholds
 from maze.maze_cli import main
 
@@ -266,6 +266,15 @@ def test_policy_that_cannot_be_built_is_reported_and_the_others_run() -> None:
     assert found.policy is found.recommended.policy
     assert "set a larger budget" in again.failures["ppo"]
     assert again.recommended.name == "heuristic"
+
+
+@pytest.mark.long
+def test_all_policies_play_truncated_episodes_in_one_environment_each() -> None:
+    with RunContext(lambda: CountDownEnv(WithoutCopies()), algorithm="ppo", overrides=SEEDS, silent=True) as context:
+        found = context.improve(Zero(), budget_s=8, max_episode_steps=2)
+    assert [rung.name for rung in found.rungs] == ["heuristic", "ppo"]
+    assert all((rung.played.measures[LENGTH] == 2).all() for rung in found.rungs)
+    assert all(rung.make_env() is rung.make_env() for rung in found.rungs)
 
 
 def test_a_heuristic_that_fails_ends_the_improvement() -> None:

@@ -102,6 +102,19 @@ def test_single_values_of_an_environment_change_that_of_the_run(run: Path) -> No
         assert (env.name, env.reset_options) == ("Acrobot-v1", {"low": -0.05, "high": 0.05})
 
 
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [("env=lost_sales", "lost_sales"), ("env._target_=maze_envs.inventory.lost_sales.LostSalesEnv", "LostSalesEnv")],
+)
+def test_the_environment_of_a_used_run_names_directories(env: str, name: str) -> None:
+    assert main(["-cn", "conf_train", env, "algorithm=a2c", "model=auto", *TINY, "hydra.run.dir=run"]) == 0
+    compared = ["-cn", "conf_compare", "policies=[random,{own: run}]", "runner.n_episodes=2"]
+    for command in (compared, [*ROLLOUT, "input_dir=run"]):
+        assert main([*command, "runner.max_episode_steps=3", "log_base_dir=log"]) == 0
+    names = {path.name for path in Path("log").iterdir()}
+    assert names == {f"comparison-{name}", f"rollout-{name}-torch_policy-sequential"}
+
+
 def test_classes_of_policies_name_directories_and_need_no_sign() -> None:
     rule = "policy._target_=maze.core.agent.dummy_cartpole_policy.DummyCartPolePolicy"
     assert main(["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", rule, "log_base_dir=log"]) == 0

@@ -86,6 +86,14 @@ def test_intervals_are_wider_if_runs_differ() -> None:
     assert different.high - different.low > 2 * (alike.high - alike.low)
 
 
+def test_intervals_of_durations_are_not_negative() -> None:
+    """One slow decision beside fast ones: the interval of the mean is wider than the mean."""
+    slow = PlayedEpisodes("a", {name: np.array([[0.1, 0.1, 0.1, 9.0]]) for name in ("return", "ms")})
+    of_return, of_duration = (row.mean for row in Comparison([slow], durations=["ms"]).table)
+    assert of_return.low < 0.0 == of_duration.low
+    assert of_return.high == of_duration.high
+
+
 def test_only_measures_that_all_have_are_compared() -> None:
     first = PlayedEpisodes("a", {"return": np.zeros((1, 2)), "waste": np.ones((1, 2))})
     second = PlayedEpisodes("b", {"return": np.zeros((1, 2))})

@@ -9,6 +9,7 @@ from typing import Any
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import positive_number
@@ -60,9 +61,6 @@ def trained_actor_critic(config: Any, policy: Any, directory: str = "") -> Torch
     :param policy: The policy.
     :param directory: Directory that the file names refer to.
     """
-    from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.agent.torch_state_critic import TorchStateCritic
-
     if not isinstance(config, Mapping) or not hasattr(policy, "spaces"):
         return None
     try:

@@ -238,21 +238,18 @@ class InstanceSet:
         return len(next(iter(self.arrays.values())))
 
 
-def ordered_seeds(
-    seeds: Sequence[tuple[int, int]], n_instances: int, key: str = "runner.n_episodes"
-) -> list[tuple[int, int]]:
+def ordered_seeds(seeds: Sequence[tuple[int, int]], n_instances: int) -> list[tuple[int, int]]:
     """Return seeds with which episode `i` plays instance `i` of a set.
 
     An environment plays instance `seed mod n_instances` after it is seeded.
 
     :param seeds: Seeds of environment and agent of each episode.
     :param n_instances: Number of instances; 0: the environment has no set, and the seeds stay.
-    :param key: The number of episodes in the configuration, for messages.
     :raises ConfigError: Some instances would be played more often than others.
     """
     if not n_instances:
         return list(seeds)
-    check_episode_count(len(seeds), n_instances, key)
+    check_episode_count(len(seeds), n_instances, "runner.n_episodes")
     ordered = []
     for number, (env_seed, agent_seed) in enumerate(seeds):
         near = min(env_seed, _LARGEST_SEED - n_instances)

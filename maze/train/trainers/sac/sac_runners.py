@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from omegaconf import DictConfig
+
+from maze.core.agent.policy import Policy
+from maze.core.env.maze_env import MazeEnv
 from maze.core.utils.factory import ConfigType
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 from maze.train.trainers.common.replay_trainer import fill_by_policy, fill_replay_buffer, initial_policy
 from maze.train.trainers.common.training_runner import TrainingRunner
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from maze.core.agent.policy import Policy
-    from maze.core.env.maze_env import MazeEnv
-    from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
 
 @dataclass
