@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 STREAMS = ("stdout", "stderr")
 _SECONDS_TO_END = 1.0  # processes that were just ended may need a moment
+_MARK = "MAZE_RUN_PROCESS"  # variable of the environment of started processes: the number of the process of the command
 
 
 class LastingStream:
@@ -82,13 +83,13 @@ def lasting_console() -> Iterator[None]:
 def open_pipes_reported() -> Iterator[None]:
     """Return a context that reports processes that were started in it and still hold a pipe of the console open.
 
-    A command in a pipeline, or one whose output is captured, appears to hang until these processes end. Only Linux
-    lists the files of processes.
+    A command in a pipeline, or one whose output is captured, appears to hang until these processes end. They are
+    recognised by a variable of their environment. Only Linux lists the files of processes.
     """
-    before = _processes_with_pipes()
+    os.environ[_MARK] = str(os.getpid())
     yield
-    deadline = time.monotonic() + _SECONDS_TO_END
-    while (remaining := _processes_with_pipes() - before) and time.monotonic() < deadline:
+    mark, deadline = f"{_MARK}={os.environ.pop(_MARK)}".encode(), time.monotonic() + _SECONDS_TO_END
+    while (remaining := _started_with_pipes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     if remaining:
         print(
@@ -98,12 +99,12 @@ def open_pipes_reported() -> Iterator[None]:
         )
 
 
-def _processes_with_pipes() -> set[str]:
-    """Describe all processes that share a pipe of stdout or stderr with this one, except the helpers of Python."""
+def _started_with_pipes(mark: bytes) -> set[str]:
+    """Describe the marked processes that share a pipe of stdout or stderr, except the helpers of Python."""
     own, found = _pipes(Path("/proc/self")), set()
     for process in Path("/proc").glob("[0-9]*") if own else ():
-        if own & _pipes(process):
-            with suppress(OSError):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if own & _pipes(process) and mark in (process / "environ").read_bytes().split(b"\0"):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 if "multiprocessing" not in command:  # a resource tracker ends with this process
                     found.add(f"{process.name} ({command:.100})")

@@ -133,6 +133,24 @@ with open_pipes_reported():
     command.stderr.close()
 
 
+def test_other_processes_with_the_same_pipe_are_not_reported() -> None:
+    program = """
+from maze.console.streams import open_pipes_reported
+with open_pipes_reported():
+    print("begun", flush=True)
+    input()
+"""
+    command = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdout is not None
+    assert command.stdout.readline() == b"begun\n"
+    other = subprocess.Popen(["sleep", "20"], stdout=command.stdout, stderr=subprocess.DEVNULL)
+    assert command.communicate(b"\n", timeout=30) == (b"", b"")
+    other.kill()
+    other.wait()
+
+
 def test_the_console_is_the_same_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout, sys.stderr
     with lasting_console():
