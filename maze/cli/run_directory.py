@@ -103,7 +103,7 @@ def claim_directory(requested: Path) -> ClaimedDirectory:
         except OSError as error:
             raise ConfigError(
                 f"Cannot create the run directory {directory}: {error.strerror}. "
-                f"Choose another directory with log_base_dir=<directory>."
+                f"Choose another directory with log_base_dir=<directory> or hydra.run.dir=<directory>."
             ) from error
         else:
             return ClaimedDirectory(directory, created)

@@ -61,16 +61,13 @@ class _Categorical:
 
     def __init__(self, head: HeadDescription) -> None:
         self._is_greedy = bool(head.get("is_greedy"))
-        self._buffers: dict[tuple[int, ...], Array] = {}
 
     def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
         choices: Array
         if rng is None or self._is_greedy:
             choices = logits.argmax(-1)
             return choices
-        noise = self._buffers.get(logits.shape)
-        if noise is None:
-            noise = self._buffers[logits.shape] = np.empty(logits.shape, np.float64)
+        noise = np.empty(logits.shape, np.float64)  # not kept: threads may share the sampler
         rng.standard_exponential(out=noise)
         np.add(noise, _TINY, noise)  # zero has no logarithm
         np.log(noise, noise)

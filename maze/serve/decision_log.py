@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,8 @@ class DecisionLog:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"The decision log cannot be written to {directory}: {error}.") from error
+        if not os.access(self._directory, os.W_OK):
+            raise ConfigError(f"The decision log cannot be written to {directory}: the directory is not writable.")
         self._number = max((number_of(path) for path in log_files(self._directory)), default=0)
         self._lines: deque[bytes] = deque()
         self._waiting_bytes = 0

@@ -34,6 +34,7 @@ _MAX_STRIDE = 64
 _FALSE_ALARM = 0.001  # probability of a warning about an entry that has not changed
 # Widening of the training's range for the share outside, relative to its width and per effective sample.
 _WIDENING = 20.0
+_ROUNDING = 4.0 * float(np.finfo(np.float32).eps)  # relative difference of a value that is computed in another way
 
 
 def components(array: Any) -> Array:
@@ -250,6 +251,7 @@ class _EntrySummary:
                 ranges.append((values.min(), values.max(), 0.0))
             else:
                 edges = _numbers(part["edges"])
+                edges = edges - _ROUNDING * np.abs(edges)
                 shares = _numbers(part["shares"], len(edges) + 1)
                 ranges.append((*_numbers([part["min"], part["max"]]), 1.0))
             if (shares < 0).any():
@@ -258,7 +260,8 @@ class _EntrySummary:
             self._shares.append(shares)
         low, high, is_continuous = np.asarray(ranges, np.float64).reshape(-1, 3).T
         width = is_continuous * (high - low)
-        self.low, self.high = low - margin * width, high + margin * width
+        widening = margin * width + is_continuous * _ROUNDING * np.maximum(np.abs(low), np.abs(high))
+        self.low, self.high = low - widening, high + widening
         unseen = _WIDENING / self._n_effective * width
         self._lowest, self._highest = self.low - unseen, self.high + unseen
         degrees = np.array([max(1, np.count_nonzero(shares) - 1) for shares in self._shares])

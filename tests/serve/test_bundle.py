@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -196,3 +197,17 @@ def test_actors_are_identified_by_order_or_name(bundle):
     assert bundle.actor_sequence == [(0, 0)]
     session = bundle.session()
     assert session.act(STATE) == session.act(STATE, ActorID(0, 0)) == session.act(STATE, (0, 0))
+
+
+def test_threads_that_share_a_bundle_sample_as_one_thread_does(bundle):
+    observation = {"observation": np.zeros((256, 4), np.float32)}
+
+    def sampled(seed: int) -> np.ndarray:
+        rngs = np.random.default_rng(seed)
+        return np.stack(
+            [bundle.act_batch(0, observation, deterministic=False, rngs=rngs).actions["action"] for _ in range(100)]
+        )
+
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(sampled, range(8)))
+    np.testing.assert_array_equal(together, [sampled(seed) for seed in range(8)])

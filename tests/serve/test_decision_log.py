@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,13 @@ def test_two_servers_share_a_directory(tmp_path: Path) -> None:
         writer.close()
     assert [writer.n_lost for writer in writers] == [0, 0]
     assert sorted(line["n"] for _, line in read_lines(tmp_path)) == list(range(6))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_directory_that_is_not_writable_is_refused_at_the_start(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="the directory is not writable"):
+        DecisionLog(tmp_path, {})
 
 
 def test_a_full_disk_is_one_warning_and_decisions_continue(

@@ -166,6 +166,21 @@ def test_an_unknown_category_and_a_value_far_away_are_out_of_range() -> None:
     assert watching.outside("unknown", far) == ""
 
 
+@pytest.mark.parametrize("towards", [0.0, 1.0])
+def test_constants_of_the_training_may_differ_by_rounding(towards: float) -> None:
+    constant = np.float32(0.3)
+    guarded = DriftGuard("p", {0: {"constant": summary(np.full((1000, 1), constant), False)}})
+    rounded = {"constant": np.full(1, np.nextafter(constant, np.float32(towards)))}
+    for _ in range(600):
+        guarded.add(0, rounded)
+    guarded.check()
+    (found,) = guarded.entries
+    assert found.psi < 0.01
+    assert found.out_of_range == 0.0
+    assert guarded.outside(0, rounded) == ""
+    assert guarded.outside(0, {"constant": np.full(1, np.float32(0.3001))})
+
+
 def test_limits_are_checked() -> None:
     for wrong in ({"psi": -1.0}, {"out_of_range": float("nan")}, {"window": 10, "at_least": 20}):
         with pytest.raises(ConfigError, match="drift"):
