@@ -14,7 +14,7 @@ from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
@@ -381,5 +381,5 @@ def test_simulated_returns_that_are_not_numbers_are_refused() -> None:
     observation = env.reset()
     policy.compute_action(observation, None, env, env.actor_id())
     observation = env.step({"action": np.int64(0)})[0]
-    with pytest.raises(EnvironmentContractError, match="returns are not numbers"):
+    with pytest.raises(NonFiniteError, match="returns are not numbers"):
         policy.compute_action(observation, None, env, env.actor_id())
