@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.special import stdtrit
 
+from maze.core.errors import NonFiniteError
 from maze.planning.branches import Actions, Branches, Group
 
 _MIN_SCENARIOS = 2
@@ -147,6 +148,11 @@ class BranchSimulator:
             for group in branches.observe():
                 to_come = branches.gamma ** branches.steps[group.rows] * self._value(group)
                 returns[group.rows] += np.where(branches.done[group.rows], 0.0, to_come)
+        if np.isnan(returns).any():
+            raise NonFiniteError(
+                f"planning: {np.isnan(returns).sum()} of {len(returns)} simulated returns are not numbers (NaN). Check "
+                "the rewards of the environment, and the value at the horizon if there is one."
+            )
         return returns
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -13,7 +14,7 @@ from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
@@ -353,3 +354,32 @@ def test_a_budget_that_is_too_small_keeps_the_base_policys_action() -> None:
     with pytest.warns(UserWarning, match="too small for one scenario of 21 candidates"):
         action = policy.compute_action(observation, None, env, ActorID(0, 0))
     assert action == BaseStockPolicy(18).compute_action(observation, None, None)
+
+
+class OneNan(gymnasium.Env[Any, Any]):
+    """Action 1 is rewarded with NaN in its second step."""
+
+    observation_space = spaces.Box(0, 9, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    n_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.n_steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.n_steps += 1
+        reward = np.nan if action == 1 and self.n_steps == 2 else 1.0
+        return np.zeros(1, np.float32), reward, False, self.n_steps == 9, {}
+
+
+def test_simulated_returns_that_are_not_numbers_are_refused() -> None:
+    env = GymMazeEnv(OneNan())
+    policy = RolloutPolicy(RandomPolicy(env.action_spaces_dict), horizon=1, scenarios=2)
+    policy.seed(1)
+    env.seed(1)
+    observation = env.reset()
+    policy.compute_action(observation, None, env, env.actor_id())
+    observation = env.step({"action": np.int64(0)})[0]
+    with pytest.raises(NonFiniteError, match="returns are not numbers"):
+        policy.compute_action(observation, None, env, env.actor_id())

@@ -533,7 +533,8 @@ class BatchedCoreEnv(ABC):
         """
         if not self.seeds_rows:
             raise EnvironmentContractError(
-                f"{type(self).__name__}: simulations cannot get new futures; plan with single environments."
+                f"{type(self).__name__}: rows share one random generator, so that they cannot get new futures; plan "
+                "with a single environment, such as a `gymnasium.Env`, or with a `BatchedCoreEnv` with own generators."
             )
         self.random.new_futures(rows, scenarios, seed)
 
