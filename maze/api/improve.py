@@ -131,7 +131,7 @@ class Rung:
 
     :param name: Its name.
     :param policy: The policy.
-    :param make_env: Returns the environment that it acts in, always the same one: its constructor may take long.
+    :param make_env: Creates the environment that it acts in.
     :param evaluation: The common episodes.
     :param seconds: Wall time that the rung took: training and episodes.
     :param run: Directory of its training run; `None`: it is not trained.
@@ -433,7 +433,7 @@ class ImproveRunner(runners.EvaluationRunner):
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
         learners = [PPO]
         with suppress(Exception):  # without copies, neither of them can train
-            learners.insert(0, DCL if chance_in(stack_of(self._rungs[0].make_env())[0], "improve") else SELF_LABELLING)
+            learners.insert(0, DCL if chance_in(stack_of(self._make_env())[0], "improve") else SELF_LABELLING)
         first, *others = learners
         planner = self._rungs[-1].policy
         is_better = can_plan and self._difference(self._rungs[-1]).low > 0
@@ -493,7 +493,7 @@ class ImproveRunner(runners.EvaluationRunner):
         seeds, most = self._further_seeds[:n_episodes], self._left() - n_episodes * theirs
         candidate = self._played(rung.name, rung.make_env(), rung.policy, most, seeds, LEAST_CONFIRMING)
         seeds = seeds[: candidate.n_episodes]
-        baseline = self._played(HEURISTIC, heuristic.make_env(), heuristic.policy, math.inf, seeds)
+        baseline = self._played(HEURISTIC, self._make_env(), heuristic.policy, math.inf, seeds)
         return Gate(baseline.episodes, candidate.episodes, self._thresholds, LEAST_CONFIRMING)
 
     # -- rungs ---------------------------------------------------------------------------------------------------------
@@ -532,7 +532,7 @@ class ImproveRunner(runners.EvaluationRunner):
             ) from error
         require_measures(self._thresholds, Comparison([played.episodes]).measures)
         self._common = played.n_episodes
-        self._add(Rung(HEURISTIC, heuristic, lambda: env, played, time.monotonic() - start, None, {}))
+        self._add(Rung(HEURISTIC, heuristic, self._make_env, played, time.monotonic() - start, None, {}))
 
     def _planning_with_heuristic(self, name: str) -> Rung:
         """Choose the horizon if none is given, and plan with the heuristic."""
@@ -542,7 +542,7 @@ class ImproveRunner(runners.EvaluationRunner):
                 self._rungs[0].policy, scenarios=_PILOT_SCENARIOS, candidates=_PILOT_CANDIDATES, value=self.value
             )
             deadline = time.monotonic() + 2 * _PILOT_SHARE * self._budget_s
-            gains = policy.gains(self._rungs[0].make_env(), self._episode_seeds, horizons, deadline)
+            gains = policy.gains(self._make_env(), self._episode_seeds, horizons, deadline)
             self.horizon = chosen_horizon(horizons, gains)
             print(f"-> planning horizon: {self.horizon} steps, chosen by {len(gains)} decisions", flush=True)
         return self._planning(name, HEURISTIC, PPO_SHARE)
@@ -624,12 +624,16 @@ class ImproveRunner(runners.EvaluationRunner):
         make = self.context or self._context
         with make(algorithm=algorithm, overrides=settings, run_dir=str(directory), silent=True) as context:
             train_for(context, seconds, by_steps=algorithm == PPO)
-            policy, env = context.policy, context.env_factory()
-        if self.max_episode_steps:
-            env = TimeLimitWrapper.wrap(env, max_episode_steps=self.max_episode_steps)
+            policy, made = context.policy, context.env_factory
+
+        def make_env() -> Any:
+            if not self.max_episode_steps:
+                return made()
+            return TimeLimitWrapper.wrap(made(), max_episode_steps=self.max_episode_steps)
+
         # What was trained is evaluated, even if training has exceeded its time.
         most = max(self._left() - self._reserved(later), _OVERRUN * of_episodes)
-        played = self._played(algorithm, env, policy, most, self._common_seeds)
+        played = self._played(algorithm, make_env(), policy, most, self._common_seeds)
         self._common = played.n_episodes
         shown = str(shown_path(directory, self._project))
         commands = {
@@ -637,7 +641,7 @@ class ImproveRunner(runners.EvaluationRunner):
             "Serve it": "maze-serve policy.maze",
             "Show an episode": command_text("--play", shown, *self._trusted),
         }
-        return Rung(algorithm, policy, lambda: env, played, time.monotonic() - start, directory, commands)
+        return Rung(algorithm, policy, make_env, played, time.monotonic() - start, directory, commands)
 
     def _played(
         self,
@@ -702,6 +706,9 @@ class ImproveRunner(runners.EvaluationRunner):
             shares.append(min(_WANTED_CONFIRMING * share, _MOST_CONFIRMATION))
             shares.append(min(LEAST_CONFIRMING * share, _SLOW_CONFIRMATION))
         return (max(shares) + later) * self._budget_s
+
+    def _make_env(self) -> Any:
+        return self.built({"policy": self.policy})[0]
 
     def _settings(self, algorithm: str, seconds: float) -> dict[str, Any]:
         """Return the values by path with which an algorithm starts from the heuristic."""

@@ -269,12 +269,11 @@ def test_policy_that_cannot_be_built_is_reported_and_the_others_run() -> None:
 
 
 @pytest.mark.long
-def test_all_policies_play_truncated_episodes_in_one_environment_each() -> None:
+def test_all_policies_play_truncated_episodes() -> None:
     with RunContext(lambda: CountDownEnv(WithoutCopies()), algorithm="ppo", overrides=SEEDS, silent=True) as context:
         found = context.improve(Zero(), budget_s=8, max_episode_steps=2)
     assert [rung.name for rung in found.rungs] == ["heuristic", "ppo"]
     assert all((rung.played.measures[LENGTH] == 2).all() for rung in found.rungs)
-    assert all(rung.make_env() is rung.make_env() for rung in found.rungs)
 
 
 def test_a_heuristic_that_fails_ends_the_improvement() -> None:
