@@ -134,7 +134,8 @@ class BestModelSelection(ModelSelectionBase):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue the selection that :meth:`state_dict` was taken from."""
         for name in _PROGRESS:
-            setattr(self, name, state_dict[name])
+            # earlier states have no score of the kept model
+            setattr(self, name, state_dict[name if name in state_dict else "best_reward"])
         self._best_weights = state_dict["best_weights"]
         if self.dump_file is not None and self._best_weights is not None and not self.dump_file.exists():
             _save(self.dump_file, self._best_weights)  # the directory of a run that resumes another one
@@ -197,8 +198,8 @@ def best_score(runner: Any) -> BestScore | None:
 
 
 def selected_score(selection: Any) -> BestScore | None:
-    """Return how good the kept model of a selection is; `None`: it has none."""
-    reward = getattr(selection, "kept_reward", None)
+    """Return how good the kept model of a selection is; `None`: it has none. Own selections may have a best one only."""
+    reward = getattr(selection, "kept_reward", getattr(selection, "best_reward", None))
     if reward is None or not math.isfinite(reward):
         return None
     maximize = bool(getattr(selection, "maximize", True))
