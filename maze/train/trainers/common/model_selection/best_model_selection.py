@@ -198,7 +198,7 @@ def best_score(runner: Any) -> BestScore | None:
 
 
 def selected_score(selection: Any) -> BestScore | None:
-    """Return how good the kept model of a selection is; `None`: it has none. Own selections may have a best one only."""
+    """Return how good the kept model of a selection is; `None`: it has none. Own selections may have a best one."""
     reward = getattr(selection, "kept_reward", getattr(selection, "best_reward", None))
     if reward is None or not math.isfinite(reward):
         return None
