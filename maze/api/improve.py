@@ -450,7 +450,8 @@ class ImproveRunner(runners.EvaluationRunner):
         comparison = self.improvement.comparison
         times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"
         subtitle = times if self.horizon is None else f"{times}; planning horizon: {self.horizon} steps"
-        subtitle += "; training visits all instances" * (self._n_instances > 0)
+        if self._n_instances:
+            subtitle += "; training visits all instances"
         runners.write_files(
             {
                 runners.PAGE_FILE: self.improvement.page(subtitle),

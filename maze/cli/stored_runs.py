@@ -397,9 +397,9 @@ class PolicyReader:
 
     def surrounded(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration; if it has no wrappers, with those of the first training run."""
-        if "runs" in entry:
+        if "runs" in entry and TARGET_KEY not in entry:
             return {"runs": [self.surrounded(each) for each in entry["runs"]]}
-        entry = dict(entry) if _GROUP in entry else {_GROUP: dict(entry)}
+        entry = dict(entry) if _GROUP in entry and TARGET_KEY not in entry else {_GROUP: dict(entry)}
         if self.wrappers and entry.get("wrappers") is None:
             from maze.serve.wrappers_as_data import wrappers_of_environment
 

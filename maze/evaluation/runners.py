@@ -28,7 +28,7 @@ from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDa
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.utils.config_utils import EnvFactory, count_instances, flag, number, whole_number
-from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
+from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
@@ -545,10 +545,11 @@ def reward_wrappers(env: Any) -> list[str]:
 
 def runs_of(entry: Any) -> list[Mapping[str, Any]]:
     """Return the runs of an entry of `policies`, each with the keys `policy`, `wrappers` and `input_dir`."""
-    if isinstance(entry, Mapping) and _RUNS in entry:
-        return [run for each in entry[_RUNS] for run in runs_of(each)]
-    if isinstance(entry, Mapping) and "policy" in entry:
-        return [entry]
+    if isinstance(entry, Mapping) and TARGET_KEY not in entry:  # else these are arguments of a policy's class
+        if _RUNS in entry:
+            return [run for each in entry[_RUNS] for run in runs_of(each)]
+        if "policy" in entry:
+            return [entry]
     return [{"policy": entry}]
 
 

@@ -35,7 +35,7 @@ from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.evaluation.inspection import _temporal_differences, inspected_episode
-from maze.evaluation.runners import InspectionRunner, ReplayRunner
+from maze.evaluation.runners import InspectionRunner, ReplayRunner, runs_of
 from maze.maze_cli import main
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
 from tests.api.shorter import SHORTER
@@ -318,6 +318,11 @@ def test_the_typical_range_contains_most_samples(distribution: Any, logits: list
     samples = drawn.sample(torch.Generator().manual_seed(1))
     share = ((samples > low) & (samples < high)).float().mean()
     assert share == pytest.approx(0.6827, abs=0.05)
+
+
+def test_arguments_of_a_policy_may_have_the_names_of_parts_of_an_entry() -> None:
+    policy = {"_target_": "my_project.Mixed", "policy": 1, "runs": 2}
+    assert runs_of(policy) == [{"policy": policy}]
 
 
 def test_several_runs_of_one_name_are_refused() -> None:

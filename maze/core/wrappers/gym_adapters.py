@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -29,7 +29,7 @@ from gymnasium.vector.utils import iterate
 from maze.core.env.base_env import TRUNCATION_KEY, reset_values
 from maze.core.env.space_values import LEAVES
 from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
-from maze.core.utils.factory import is_module_name, locate, named_module
+from maze.core.utils.factory import TARGET_KEY, Factory, is_module_name, locate, named_module
 
 ACTION_MASK = "action_mask"
 MASK_NAMES = (ACTION_MASK, "action_masks", "valid_action_mask")
@@ -455,17 +455,12 @@ def made(make: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     :param kwargs: Its arguments.
     :raises ConfigError: It does not take the arguments, or does not make an environment.
     """
-    try:
-        if callable(make):
-            inspect.signature(make).bind(**kwargs)
-    except TypeError as error:
-        raise ConfigError(f"{make!r} does not take the arguments {kwargs}: {error}.") from error
-    env: gymnasium.Env[Any, Any] = make(**kwargs) if callable(make) else make
-    if isinstance(env, type) or not (hasattr(env, "reset") and hasattr(env, "step")):
+    env = Factory(object).instantiate({TARGET_KEY: make}, config_path="env", **kwargs) if callable(make) else make
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
         raise ConfigError(
             f"Expected an environment of gymnasium, its id, its class or a function that makes it; found {env!r}."
         )
-    return env
+    return cast("gymnasium.Env[Any, Any]", env)
 
 
 def import_modules(names: str | Sequence[str]) -> None:

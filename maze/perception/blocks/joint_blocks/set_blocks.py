@@ -219,7 +219,7 @@ class _Pooling(torch.autograd.Function):
             if place.dtype is torch.int64:
                 of_places = (of_highest * own.any(-1, keepdim=True)).unsqueeze(-2)
                 of_features.scatter_add_(-2, place.unsqueeze(-2), of_places)
-            else:  # without valid items, the maximum is 0, which is nowhere
+            else:  # without valid items the result is 0, which equals no lowered feature
                 of_features.addcmul_(place, (of_highest / place.sum(-2).clamp_(min=1.0)).unsqueeze(-2))
         return of_features, None
 
