@@ -11,7 +11,7 @@ class LSTMLastStepBlock(ChainBlock):
     """The last time step of an :class:`LSTMBlock`, where the arguments are described.
 
     Input `(..., time, features)`, output `(..., hidden_size)`. With `bidirectional`, the backward LSTM has processed
-    only this time step.
+    this time step only.
     """
 
     stages = ("lstm_block", "slice_block")
