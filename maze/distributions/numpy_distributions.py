@@ -36,9 +36,10 @@ _UNSUSPICIOUS = 1e12
 
 
 def sampler_of(head: HeadDescription) -> Sampler:
-    """Return the sampler of a described distribution; it may be used by one thread at a time.
+    """Return the sampler of a described distribution. It keeps no state between calls.
 
-    :raises KeyError: There is no such distribution.
+    :param head: The distribution, with the keys that it needs.
+    :raises KeyError: There is no such distribution, or a key is missing.
     """
     sampler: Sampler = _SAMPLERS[head["distribution"]](head)
     return sampler
