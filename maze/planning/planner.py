@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.special import stdtrit
 
+from maze.core.env.faults import in_simulation
 from maze.core.errors import NonFiniteError
 from maze.planning.branches import Actions, Branches, Group
 
@@ -141,9 +142,10 @@ class BranchSimulator:
             part = slice(start, start + self.branches.most_rows)
             self.branches.fork(source, rows[part], scenarios[part], seed)
             given = FirstActions(first.actions, first.which[part])
-            self.branches.step([(group, given.of(group.rows)) for group in self.branches.observe()])
-            for index, horizon in enumerate(horizons):
-                returns[index, part] = self._up_to(horizon)
+            with in_simulation("a simulated future of a candidate action"):
+                self.branches.step([(group, given.of(group.rows)) for group in self.branches.observe()])
+                for index, horizon in enumerate(horizons):
+                    returns[index, part] = self._up_to(horizon)
         return returns
 
     def _up_to(self, horizon: int | None) -> np.ndarray:

@@ -121,6 +121,7 @@ class StepSpec:
     :param inputs: Shapes of the network inputs, without the batch dimension.
     :param masks: The observation entry that masks the actions of a head, by head.
     :param networks: Networks by agent; None: the network of all agents.
+    :param n_agents: Number of agents in the environment of the training; -1 if it varied.
     :param where: The sub-step in messages.
     """
 
@@ -135,6 +136,7 @@ class StepSpec:
     observation_operations: Sequence[Mapping[str, Any]]
     action_operations: Sequence[Mapping[str, Any]]
     networks: Mapping[int | None, BundledNetwork]
+    n_agents: int
     where: str
 
     def network(self, agent_id: int = 0) -> BundledNetwork:
@@ -280,6 +282,7 @@ def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: 
         observation_operations=step["observation_operations"],
         action_operations=step["action_operations"],
         networks={agent: networks[index] for agent, index in step["networks"]},
+        n_agents=int(shown["n_agents"]),
         where=f"Sub-step {step['key']!r}",
     )
 

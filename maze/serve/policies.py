@@ -331,7 +331,6 @@ class Policies:
             raise RefusedError(409, "session_failed", message)
         acting = session.acting
         actor = session.policy.actor(options, session.n_steps)
-        acting.bundle.step(actor[0]).network(actor[1])  # an unknown agent leaves the session as it is
         if len(session.actors) == MOST_ACTORS and actor not in session.actors:
             raise invalid(f"The session's episode has {MOST_ACTORS} actors, which is the limit. Begin another session.")
         inputs = acting.prepare(observation, actor)

@@ -27,7 +27,7 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.action_conversion import masked_heads
-from maze.core.env.faults import text_of
+from maze.core.env.faults import in_simulation, text_of
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.events.event_topic_factory import event_methods
 from maze.core.utils.config_utils import EnvFactory, whole_number
@@ -324,7 +324,8 @@ def has_chance(env: Any) -> bool:
         observation = env.reset()
         env.new_future(future)
         transitions = course(env, observation, RandomActor(env, 1, {}), _N_STEPS_AFTER)
-        courses.append([copy.deepcopy(each) for each in transitions])
+        with in_simulation("a simulation with random actions, which shows whether the environment is stochastic"):
+            courses.append([copy.deepcopy(each) for each in transitions])
     first, *others = courses
     return any(len(other) != len(first) or _differ(first, other) for other in others)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -115,6 +115,23 @@ def fail(error: BaseException, place: Place, call: str) -> NoReturn:
     if named is error:
         raise error
     raise named from error
+
+
+@contextmanager
+def in_simulation(what: str) -> Iterator[None]:
+    """Return a context whose errors name a simulation, as opposed to the episode itself.
+
+    :param what: The simulation, for messages.
+    """
+    try:
+        yield
+    except MazeError as error:
+        error.remark(f"This happened in {what}.")
+        raise
+    except USER_CODE_ERRORS as error:
+        failed = EnvironmentFailedError(f"{what}: {text_of(error)}.")
+        failed.place = what
+        raise failed from error
 
 
 def failure_of_acting(
