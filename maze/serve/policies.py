@@ -76,7 +76,11 @@ class ServedSession:
             self.shadowing = []
 
     def reset(self, seed: int | None) -> None:
-        """Begin another episode."""
+        """Begin another episode.
+
+        :param seed: Seed of sampled actions; `None`: the generators continue.
+        :raises RefusedError: A decision of the session is pending.
+        """
         if self.is_busy:
             raise _busy()
         for session in (self.acting, *(session for _, session in self.shadows)):

@@ -48,7 +48,12 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def scenario_seed(seed: int, scenario: int) -> int:
-    """Return the seed of a scenario, 31 bits, for generators of single environments."""
+    """Return the seed of a scenario for generators of single environments.
+
+    :param seed: Seed of all scenarios, any integer.
+    :param scenario: Number of the scenario.
+    :return: An integer of 31 bits, the same for the same arguments.
+    """
     return _mixed(_mixed(int(seed) % 2**64) + int(scenario) * int(_STRIDE) & _WORD) >> 33
 
 
@@ -58,6 +63,8 @@ class RowGenerators:
     The numbers of a row depend on its seed and on the number of values taken only, not on other rows. `new_futures`
     replaces the generator of a row by that of a scenario, whose numbers depend on the scenario and on the step only, so
     that rows of the same scenario share them.
+
+    :param n_rows: Number of rows, each of which begins with a seed from the operating system.
     """
 
     def __init__(self, n_rows: int) -> None:
@@ -157,7 +164,11 @@ class RowGenerators:
         return numbers
 
     def state(self, row: int) -> dict[str, int]:
-        """Return the position of the generator of a row."""
+        """Return the position of the generator of a row.
+
+        :param row: Index of the row.
+        :return: Integers, for :meth:`load_state`.
+        """
         state = {"seed": int(self._seeds[row]), "block": int(self._blocks[row]), "position": int(self._positions[row])}
         if self._is_scenario[row]:
             state |= {"key": int(self._keys[row]), "counter": int(self._counters[row])}
