@@ -292,7 +292,8 @@ class ActorCritic(EpochTrainer, ABC):
         if self._has_modes:
             self.model.eval()
         self.rollout_generator.collect(self.model.policy, self._columns)
-        self._columns.check_finite(self.rollout_generator.env.seeding_at)
+        env = self.rollout_generator.env
+        self._columns.check_finite(env.seeding_at, env.constrained)
         return self._columns
 
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:

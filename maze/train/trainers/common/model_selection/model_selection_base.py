@@ -268,6 +268,9 @@ class StatisticSource(NamedTuple):
     is_occurrence: bool = False
     """Whether the value is 1 where the statistic occurs, otherwise 0: the weight of an episode in such a mean."""
 
+    def __str__(self) -> str:
+        return "/".join((*self.event[1].split("."), *self.group))
+
     def of(self, stats: Mapping[LogStatsKey, Any]) -> Any:
         """Return its value in statistics of a step, or of an episode (`at_end`); 0 without the event."""
         value = self._found(stats)
