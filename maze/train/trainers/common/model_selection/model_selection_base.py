@@ -91,7 +91,7 @@ class Judgement(NamedTuple):
 class Constraint(NamedTuple):
     """A limit on a statistic, or on the ratio of two.
 
-    :param text: The comparison as the user wrote it.
+    :param text: The comparison, with single spaces.
     :param name: Name of the statistic, see :class:`SelectionCriterion`.
     :param sign: `<=`, `>=`, `==`, `<` or `>`.
     :param bound: The number that the statistic is compared with.
