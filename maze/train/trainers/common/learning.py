@@ -43,6 +43,7 @@ class Losses:
         """Add a term to the total; one without weight is left out, so that nothing is computed for it.
 
         :param value: A scalar `[]`.
+        :param weight: Factor of the term.
         """
         if weight:
             self.total = torch.add(self.total, value, alpha=weight)
