@@ -41,7 +41,7 @@ def resolve_device(device: str, key: str = "device", default: str = "") -> str:
     try:
         parsed = torch.device(device)
         if device == default and parsed.type == "cuda" and not torch.cuda.is_available():
-            logger.warning("%s: the default %s needs a CUDA device, which was not found; using cpu.", key, device)
+            logger.info("%s: the default %s needs a CUDA device, which was not found; using cpu.", key, device)
             return "cpu"
         torch.empty(0, device=parsed)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
@@ -211,6 +211,7 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
     Integer and boolean observations become floating numbers too; a network with an index embedding casts back.
 
     :param observation: Arrays or tensors `[..., *space.shape]` by key; the shapes stay.
+    :param device: Name of the device.
     """
     dtype = torch.get_default_dtype()
     tensors: dict[str, torch.Tensor] = {}

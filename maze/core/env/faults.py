@@ -104,7 +104,13 @@ def failure(error: BaseException, place: Place, call: str) -> MazeError:
 
 
 def fail(error: BaseException, place: Place, call: str) -> NoReturn:
-    """Raise the :func:`failure` for an exception of an environment; the arguments are the same."""
+    """Raise the :func:`failure` for an exception of an environment, with that exception as its cause.
+
+    :param error: The exception.
+    :param place: Environment, sub-step, step and seed.
+    :param call: Name of the method.
+    :raises MazeError: Always.
+    """
     named = failure(error, place, call)
     if named is error:
         raise error
@@ -148,7 +154,10 @@ def failure_of_acting(
 
 
 def non_finite_entry(observation: Mapping[str, Any]) -> tuple[str, list[int], Any] | None:
-    """Return key, index and value of the first number that is NaN or infinite; `None`: there is none."""
+    """Return key, index and value of the first number that is NaN or infinite; `None`: there is none.
+
+    :param observation: Arrays of any shape by key. `None` in an array of objects counts as NaN.
+    """
     for key, value in observation.items():
         array = np.asarray(value)
         if array.dtype.kind == "O":  # holds None
@@ -181,7 +190,11 @@ def check_episode_ends(n_steps: int, name: str) -> None:
 
 
 def closed(close: Callable[[], object], name: str) -> None:
-    """Close an environment; exceptions are logged as warnings."""
+    """Close an environment; exceptions other than `KeyboardInterrupt` are logged as warnings.
+
+    :param close: Its method `close`.
+    :param name: Its name in the warning.
+    """
     try:
         close()
     except USER_CODE_ERRORS as error:

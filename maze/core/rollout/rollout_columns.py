@@ -138,7 +138,12 @@ class RolloutColumns:
         return {key: {name: array[-1] for name, array in part.observations.items()} for key, part in substeps}
 
     def reserve(self, n_ticks: int) -> None:
-        """Increase the capacity to `n_ticks` if it is smaller; filled rows stay."""
+        """Increase the capacity if it is smaller; filled rows stay.
+
+        The arrays are replaced by longer ones: rows and arrays that were taken before no longer belong to the rollout.
+
+        :param n_ticks: Required capacity in ticks.
+        """
         if n_ticks <= self.capacity:
             return
         self.capacity = n_ticks

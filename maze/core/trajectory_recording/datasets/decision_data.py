@@ -48,7 +48,9 @@ def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """Return the encoded array, in its shape.
 
+    :param entry: Result of :func:`encoded`.
     :raises ValueError: The entry describes no array of numbers.
+    :raises KeyError: A part of the entry is missing.
     """
     dtype, shape = np.dtype(str(entry["dtype"])), [int(size) for size in entry["shape"]]
     if dtype.kind not in "iufb" or min(shape, default=0) < 0:
@@ -67,7 +69,10 @@ def log_files(path: Path) -> list[Path]:
 
 
 def number_of(path: Path) -> int:
-    """Return the number in the name of a file of a log."""
+    """Return the number in the name of a file of a log.
+
+    :param path: The file, such as `decisions-12.jsonl`; 0 for a name without a number.
+    """
     digits = path.stem.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else 0
 
@@ -147,7 +152,10 @@ class _Outcome:
 
 
 def is_decision_log(path: str | Path) -> bool:
-    """Return whether a path is a decision log."""
+    """Return whether a path is a decision log, by its name; the content is not read.
+
+    :param path: A file with the suffix `.jsonl`, or a directory with files `decisions-*.jsonl`.
+    """
     path = Path(path)
     return path.suffix == ".jsonl" or (path.is_dir() and bool(log_files(path)))
 

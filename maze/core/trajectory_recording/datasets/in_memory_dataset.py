@@ -94,7 +94,9 @@ class InMemoryDataset(Dataset[Item], ABC):
     def load_data(self, input_data: InputData) -> None:
         """Add trajectories.
 
-        :param input_data: A trajectory file, a directory, a trajectory, or a list of these.
+        :param input_data: Any of the sources that the constructor takes.
+        :raises CheckpointError: A source does not exist, is damaged, or holds types that are not allowed.
+        :raises ConfigError: It is no source, or the environment does not have the recorded actors.
         """
         sources = self._sources(input_data)
         if self.n_workers > 1 and len(sources) > 1:
@@ -116,7 +118,10 @@ class InMemoryDataset(Dataset[Item], ABC):
                 self._add(self._reader.load(number, source))
 
     def append(self, trajectory: TrajectoryRecord[Any]) -> None:
-        """Process a trajectory and add its steps."""
+        """Process a trajectory and add its steps.
+
+        :param trajectory: The trajectory, as for :meth:`load_data`.
+        """
         self._add(self._reader.load(0, trajectory))
 
     @staticmethod
@@ -138,8 +143,10 @@ class InMemoryDataset(Dataset[Item], ABC):
 
     @staticmethod
     def list_trajectory_files(data_dir: str | Path) -> list[Path]:
-        """Return the trajectory files below a directory (or the file itself), in the order of their names.
+        """Return the trajectory files below a directory, at any depth, in the order of their paths.
 
+        :param data_dir: The directory, whose tables (`*.parquet`) count only if there are no `*.pkl`; or a file, a
+            Minari data set or a decision log, which is returned itself.
         :raises CheckpointError: There are none.
         """
         path = Path(data_dir)
@@ -234,7 +241,11 @@ class DataLoadWorker:
         return self._env
 
     def trajectories(self, source: Path | str | TrajectoryRecord[Any]) -> Iterable[TrajectoryRecord[Any]]:
-        """Return the trajectories of a file, or a given trajectory."""
+        """Return the trajectories of a source.
+
+        :param source: A trajectory file, a table, a Minari data set, a decision log, or a trajectory.
+        :raises CheckpointError: It is damaged, or holds types that are not allowed.
+        """
         env = self._environment()
         if isinstance(source, TrajectoryRecord):
             return [source]
