@@ -41,7 +41,7 @@ from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
 from maze.core.utils.files import is_url, uploaded
 from maze.runner import Runner
-from maze.utils.process import handlers_kept
+from maze.utils.process import handlers_kept, one_numpy_thread
 
 ROOT = "conf_rollout"
 """Root configuration of commands that name none."""
@@ -138,7 +138,7 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
     from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 
     table = LogStatsWriterConsole(partial(_log_to_file, logging.INFO))
-    with StatsContext() as stats:
+    with StatsContext() as stats, one_numpy_thread():
         if project is not None:
             hydra_config = HydraConfig.get()
             is_sweep = hydra_config.mode == RunMode.MULTIRUN

@@ -50,6 +50,7 @@ from maze.train.parallelization.vector_env.structured_vector_env import Structur
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, best_score
 from maze.train.utils.run_process import EpochSummary
+from maze.utils.process import one_numpy_thread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -565,6 +566,7 @@ def inside_run(
         hydra_config(loaded.hydra),
         generators.active(),
         stats,
+        one_numpy_thread(),
     ):
         yield
 

@@ -82,9 +82,12 @@ def space_bounds(action_space: spaces.Box, like: torch.Tensor) -> tuple[torch.Te
 
 
 def box_logits_shape(action_space: Any, distribution: type[Any], is_bounded: bool = False) -> tuple[int, ...]:
-    """Return two logits for each component of a box, side by side in the last dimension.
+    """Return the shape of two logits for each component of a box, side by side in the last dimension.
 
+    :param action_space: Space of an action head.
+    :param distribution: The distribution's class, for messages.
     :param is_bounded: Whether the distribution needs finite bounds.
+    :return: The shape without batch dimensions: that of the space with its last dimension doubled; `(2,)` for a scalar.
     :raises ConfigError: The distribution cannot serve the space.
     """
     require_space(action_space, spaces.Box, distribution)
@@ -105,8 +108,9 @@ def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[to
 def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
     """Refuse categorical logits all of whose entries are masked, i.e. at (or below) the dtype's finite minimum.
 
-    :raises EnvironmentContractError: Names the head and the first such row.
     :param logits: `[..., n_choices]`.
+    :param head: Name of the head, for the message.
+    :raises EnvironmentContractError: Names the head and the first such row.
     """
     masked = logits.amax(-1) <= torch.finfo(logits.dtype).min
     if bool(masked.any()):

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -32,9 +32,29 @@ def depend_on_parent() -> None:
 
 
 def use_one_thread() -> None:
-    """Set one thread for torch; call it in a worker process, where threads of several processes compete."""
+    """Set one thread for torch and NumPy; call it in a worker process, where threads of several processes compete."""
     if set_num_threads := getattr(sys.modules.get("torch"), "set_num_threads", None):  # None: another thread imports it
         set_num_threads(1)
+    _openblas_with_one_thread()
+
+
+def one_numpy_thread() -> AbstractContextManager[Any]:
+    """Return a context in which NumPy multiplies matrices with one thread.
+
+    Threads of OpenBLAS wait for each other actively: beside other work, the products of an acting policy take several
+    times the CPU time. The environment variables `OMP_NUM_THREADS` and `OPENBLAS_NUM_THREADS` decide where they are
+    set.
+    """
+    is_set = not {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}.isdisjoint(os.environ)
+    return nullcontext() if is_set else _openblas_with_one_thread()
+
+
+def _openblas_with_one_thread() -> AbstractContextManager[Any]:
+    """Limit OpenBLAS at once, and until the end of the context."""
+    from threadpoolctl import ThreadpoolController
+
+    limited: AbstractContextManager[Any] = ThreadpoolController().select(internal_api="openblas").limit(limits=1)
+    return limited
 
 
 @contextmanager

@@ -8,12 +8,16 @@ import signal
 import threading
 import time
 
+import gymnasium as gym
+import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from maze.api.run_context import RunContext
 from maze.core.errors import WorkerError
 from maze.utils.bcolors import BColors
 from maze.utils.exception_report import ExceptionReport
-from maze.utils.process import Process
+from maze.utils.process import Process, one_numpy_thread
 from maze.utils.timeout import Timeout
 
 
@@ -148,3 +152,49 @@ def test_a_time_limit_outside_the_main_thread_is_a_clear_error():
 def test_coloured_text_resets_the_colour_at_its_end(capsys):
     BColors.print_colored("careful", BColors.WARNING)
     assert capsys.readouterr().out == "\033[93mcareful\033[0m\n"
+
+
+def openblas_threads():
+    return [each["num_threads"] for each in threadpool_info() if each["internal_api"] == "openblas"]
+
+
+class ThreadCounter(gym.Env):
+    """Its observation is the number of threads with which NumPy multiplies matrices; more than one fail."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.step(0)[0], {}
+
+    def step(self, action):
+        assert openblas_threads() == [1] * len(openblas_threads())
+        return np.ones(1, np.float32), 0.0, False, True, {}
+
+
+@pytest.fixture
+def two_numpy_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    with threadpool_limits(2, user_api="blas"):
+        if 2 not in openblas_threads():
+            pytest.skip("NumPy is built without OpenBLAS")
+        yield
+
+
+@pytest.mark.parametrize("runner", ["dev", "local"])
+def test_runs_multiply_matrices_with_one_thread(two_numpy_threads, runner, tmp_path):
+    overrides = {"runner.concurrency": 2, "algorithm.epoch_length": 1, "algorithm.rollout_evaluator": None}
+    with RunContext(
+        ThreadCounter, tmp_path, runner=runner, algorithm="a2c", model="auto", overrides=overrides, silent=True
+    ) as rc:
+        rc.train(n_epochs=1)
+    assert 2 in openblas_threads()
+
+
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
+def test_environment_variables_decide_how_many_threads_multiply(two_numpy_threads, variable, monkeypatch):
+    monkeypatch.setenv(variable, "2")
+    with one_numpy_thread():
+        assert 2 in openblas_threads()

@@ -211,6 +211,7 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
     Integer and boolean observations become floating numbers too; a network with an index embedding casts back.
 
     :param observation: Arrays or tensors `[..., *space.shape]` by key; the shapes stay.
+    :param device: Name of the device.
     """
     dtype = torch.get_default_dtype()
     tensors: dict[str, torch.Tensor] = {}

@@ -273,6 +273,7 @@ class RolloutRunner(Runner, ABC):
         """Return a policy and seeds that repeat the best play of a search in each episode.
 
         :param env: An environment without recorders.
+        :param agent: The policy; where `search` tries nothing, it is returned itself.
         :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
         :param search: Plays that are tried.
         :raises ConfigError: The environment is stochastic, and `search.clairvoyant` is not set; or environment or

@@ -75,6 +75,8 @@ class Search:
     def check_chance(self, env: Any) -> None:
         """Refuse to choose among plays with hindsight.
 
+        :param env: The environment, which is seeded and reset, and in which random actions are taken. It passes if its
+            future cannot be replaced.
         :raises ConfigError: The environment is stochastic, and `clairvoyant` is not set.
         """
         if self.clairvoyant or not self.is_active:

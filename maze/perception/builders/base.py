@@ -278,6 +278,7 @@ def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict
     """Return network configurations (or networks) by step key, each with its place in the configuration.
 
     :param networks: A mapping from step keys, or a list in their order.
+    :param step_keys: Step keys of all sub-steps.
     :param where: Place of all of them, for messages.
     :raises ConfigError: There is not one network for each sub-step.
     """

@@ -91,7 +91,7 @@ class Judgement(NamedTuple):
 class Constraint(NamedTuple):
     """A limit on a statistic, or on the ratio of two.
 
-    :param text: The comparison as the user wrote it.
+    :param text: The comparison, with single spaces.
     :param name: Name of the statistic, see :class:`SelectionCriterion`.
     :param sign: `<=`, `>=`, `==`, `<` or `>`.
     :param bound: The number that the statistic is compared with.
@@ -279,6 +279,9 @@ class StatisticSource(NamedTuple):
     """Whether it is the mean of the episodes that have it, not of all."""
     is_occurrence: bool = False
     """Whether the value is 1 where the statistic occurs, otherwise 0: the weight of an episode in such a mean."""
+
+    def __str__(self) -> str:
+        return "/".join((*self.event[1].split("."), *self.group))
 
     def of(self, stats: Mapping[LogStatsKey, Any]) -> Any:
         """Return its value in statistics; 0 without the event.
