@@ -26,7 +26,11 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, **kwargs: Any) -> None:
-        """Run the job, after :meth:`setup`."""
+        """Run the job, after :meth:`setup`.
+
+        :param kwargs: Arguments of a kind of job: a training runner takes `n_epochs` and arguments of its trainer's
+            `train`; other runners ignore them.
+        """
 
     def close(self) -> None:  # most runners hold no resources
         """Release resources that outlive the run: processes, a cluster. Further calls have no effect."""

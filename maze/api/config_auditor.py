@@ -211,7 +211,10 @@ def place(cfg: DictConfig, path: str, value: Any) -> None:
     A mapping with `_target_` replaces the present value; one without is merged into it.
 
     :param cfg: Configuration, mapping or object tree to change.
-    :param path: Keys with dots between them; keys may contain dots (class paths of wrappers).
+    :param path: Keys with dots between them; keys may contain dots (class paths of wrappers). A leading `+` allows new
+        keys.
+    :param value: The value; objects are stored as they are.
+    :raises InvalidSpecificationError: There is no such key.
     """
     _Placement(path.lstrip("+"), value, is_new=path.startswith("+")).below(cfg, path.lstrip("+").split("."), ())
 

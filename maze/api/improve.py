@@ -406,6 +406,7 @@ class ImproveRunner(runners.EvaluationRunner):
             self._order_instances(self._n_instances)
         self._rungs: list[Rung] = []
         self._failures: dict[str, str] = {}
+        self._gates: dict[str, Gate] = {}
         # Number of episodes that all policies play.
         self._common = len(self._episode_seeds)
         self._candidates, self._chooses_horizon = CANDIDATES, self.horizon is None
@@ -429,6 +430,17 @@ class ImproveRunner(runners.EvaluationRunner):
     def run(self, **kwargs: Any) -> None:
         began = time.monotonic()
         self._end = began + self._budget_s
+        try:
+            self._evaluate_policies()
+            self._confirm()
+        except KeyboardInterrupt:
+            self._failures["further results"] = "the command was interrupted."
+            raise
+        finally:
+            if self._rungs:
+                self._report(began)
+
+    def _evaluate_policies(self) -> None:
         self._evaluate_heuristic()
         can_plan = self._attempt(f"rollout of {HEURISTIC}", self._planning_with_heuristic)
         learners = [PPO]
@@ -443,9 +455,15 @@ class ImproveRunner(runners.EvaluationRunner):
             self._attempt(f"rollout of {first}", lambda name: self._planning(name, first, later))
         for other in others:
             self._attempt(other, lambda name: self._training(name, 0.0))
+
+    def _report(self, began: float) -> None:
+        """Print and write the results.
+
+        :param began: When the command began, by `time.monotonic`.
+        """
         self._rungs = [replace(each, evaluation=each.evaluation.first(self._common)) for each in self._rungs]
         goals = runners.goals_of(self.minimize, self.maximize)
-        self.improvement = Improvement(self._rungs, self._failures, self._confirmed(), self.horizon, *goals)
+        self.improvement = Improvement(self._rungs, self._failures, self._gates, self.horizon, *goals)
         print(f"\n{self.improvement.text()}", flush=True)
         comparison = self.improvement.comparison
         times = f"budget: {self._budget_s:g} s of wall time, {time.monotonic() - began:.0f} s used"
@@ -462,21 +480,19 @@ class ImproveRunner(runners.EvaluationRunner):
 
     # -- confirmation --------------------------------------------------------------------------------------------------
 
-    def _confirmed(self) -> dict[str, Gate]:
+    def _confirm(self) -> None:
         """Judge the candidates by the gate in further episodes, the best first, until one passes."""
-        gates: dict[str, Gate] = {}
         # Training may have exceeded its time.
         self._end = max(self._end, time.monotonic() + self._reserved(0.0))
         candidates = candidates_of(self._rungs)
         for index, rung in enumerate(candidates):
             try:
-                gates[rung.name] = self._gate(rung, _FIRST_CANDIDATE if index + 1 < len(candidates) else 1.0)
+                self._gates[rung.name] = self._gate(rung, _FIRST_CANDIDATE if index + 1 < len(candidates) else 1.0)
             except Exception as error:  # users' code
                 self._failures[rung.name] = f"its {first_line(error)}"
                 continue
-            if gates[rung.name].passes:
+            if self._gates[rung.name].passes:
                 break
-        return gates
 
     def _gate(self, rung: Rung, share: float) -> Gate:
         """Judge a candidate by the gate in as many further episodes as a share of the time left allows."""

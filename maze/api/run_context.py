@@ -190,6 +190,9 @@ class RunContext:
         :return: The result so far: `best_score`, `path`, the table `history`.
         :raises InvalidSpecificationError: An argument is unknown; both epochs and steps are given; the algorithm takes
             no fixed number of environment steps in an epoch.
+        :raises RunContextError: An earlier call failed or was interrupted, or this object is closed. With `multirun`:
+            runs have failed, or were trained before.
+        :raises TrainingInterrupted: SIGINT or SIGTERM ended the run; it is a `KeyboardInterrupt`.
         """
         runs = self._trained("train")
         if self._is_multirun:
@@ -216,7 +219,10 @@ class RunContext:
         :param env: The environment, for policies that need it.
         :param actor_id: The actor; `None` if there is only one.
         :param deterministic: Take the deterministic (greedy) action instead of sampling.
+        :return: Values by action head, in the shapes of the environment's action space.
         :raises EnvironmentContractError: The observation does not fit the networks; the message names the key.
+        :raises InvalidSpecificationError: There is no trained policy, or `actor_id` is not an `ActorID`.
+        :raises ConfigError: The policy has no network for this actor, or `actor_id` is needed.
         """
         given = (maze_state, env, actor_id, deterministic)
         return self._one_or_all([run.compute_action(observation, *given) for run in self._trained("compute_action")])
@@ -233,9 +239,11 @@ class RunContext:
 
         :param n_episodes: Number of episodes; `None`: as in the algorithm's own evaluation.
         :param deterministic: Take deterministic (greedy) actions; `None`: as in the algorithm's own evaluation.
-        :param policy: Another policy to evaluate in the same episodes, such as a heuristic; requires no training.
+        :param policy: Another policy to evaluate in the same episodes, such as a heuristic; requires no training. Its
+            generators are seeded by the seed of the run.
         :param eval_kwargs: Further arguments of `RolloutEvaluator`.
         :return: The statistics, with `mean_reward`, `kpis` and `to_frame()`.
+        :raises InvalidSpecificationError: An argument is unknown or of another type, or there is no trained policy.
         """
         arguments = {"n_episodes": n_episodes, "deterministic": deterministic, **eval_kwargs}
         return self._one_or_all([run.evaluate(policy, **arguments) for run in self._trained("evaluate")])
@@ -258,6 +266,7 @@ class RunContext:
         :param minimize: Minimised KPIs.
         :param deterministic: Take deterministic (greedy) actions.
         :param maximize: Maximised KPIs.
+        :raises InvalidSpecificationError: There is no trained policy, or a given one is called `random` or `trained`.
         """
         given = (policies or {}, n_episodes, minimize, maximize, deterministic)
         return self._one_or_all([run.compare(*given) for run in self._trained("compare")])
@@ -309,8 +318,9 @@ class RunContext:
         :param runner_arguments: Further arguments of the runner, such as `max_episode_steps`, `deterministic`,
             `record_pages`, `record_trajectory`, `record_event_logs`, `render` or `n_processes`.
         :return: Statistics with the column `value`, indexed by interface, event and statistic. `attrs` has the
-            directories (`run_dir`, `trajectory_dir`, `page_dir`, `event_log_dir`) and the number of episodes that were
-            truncated after `max_episode_steps` (`n_cut_off`).
+            directories (`run_dir`, `trajectory_dir`, `page_dir`, `event_log_dir`), the number of episodes that were
+            truncated after `max_episode_steps` (`n_cut_off`) and the duration (`seconds`).
+        :raises InvalidSpecificationError: There is no policy, or one was given to the constructor and here.
         """
         arguments = {f"runner.{key}": value for key, value in runner_arguments.items()}
         if n_episodes is not None:

@@ -67,7 +67,14 @@ EVALUATION_EPISODES = 8
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run."""
+    """The result of a run.
+
+    :param number: Number of the run in a multirun, from 0.
+    :param env_base_seed: Seed of the environments' seeds.
+    :param agent_base_seed: Seed of the policies' seeds.
+    :param run_dir: Directory of the run; `None`: it was not created so far.
+    :param error: Type and message of the error that ended the run; `None`: there was none.
+    """
 
     number: int
     overrides: Mapping[str, Any]
@@ -255,7 +262,14 @@ class TrainingRun:
         return self._policy
 
     def compute_action(self, observation: Any, maze_state: Any, env: Any, actor_id: Any, deterministic: bool) -> Any:
-        """Compute an action, see :meth:`maze.api.run_context.RunContext.compute_action`."""
+        """Compute an action; arguments and errors are those of :meth:`maze.api.run_context.RunContext.compute_action`.
+
+        :param observation: Observation of the actor.
+        :param maze_state: State of the environment, for policies that need it.
+        :param env: The environment, for policies that need it.
+        :param actor_id: The actor; `None` if there is only one.
+        :param deterministic: Take the deterministic (greedy) action instead of sampling.
+        """
         policy = self.policy
         try:
             return policy.compute_action(observation, maze_state, env, actor_id, deterministic)

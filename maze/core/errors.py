@@ -90,6 +90,8 @@ def install_command(extra: str) -> str:
     """Return the command that adds an extra to an installed Maze.
 
     The public index has another project of this name, with versions below 1: `>=1` keeps pip from installing it.
+
+    :param extra: Name of the extra, such as `serve`.
     """
     return f'pip install "maze-rl[{extra}]>=1"'
 
@@ -149,7 +151,14 @@ SYNONYMS = {
 
 
 def closest(wrong: object, known: Iterable[object]) -> str | None:
-    """Return the known name that `wrong` is a synonym of, the most similar one, the first that contains it, or None."""
+    """Return the known name that was probably meant; `None`: none is similar.
+
+    The first of these that exists: the name that :data:`SYNONYMS` states, the most similar name, and the alphabetically
+    first name that contains it.
+
+    :param wrong: The unknown name; capital letters do not matter, texts of more than 200 characters have no match.
+    :param known: The known names.
+    """
     text = str(wrong).lower()
     if len(text) > _LONGEST_NAME:  # a comparison of long texts takes seconds, and strangers send them
         return None

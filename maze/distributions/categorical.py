@@ -47,7 +47,8 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
     def require_valid(self, head: str = "action") -> None:
         """Refuse rows that have no valid action.
 
-        :raises EnvironmentContractError: Names the head and the row.
+        :param head: Name of the head, for the message.
+        :raises EnvironmentContractError: Names the head and the first such row.
         """
         require_valid_rows(self.logits, head)
 

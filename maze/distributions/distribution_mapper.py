@@ -89,13 +89,20 @@ class DistributionMapper:
         """`Discrete` heads with as many choices as there are candidates, in training or elsewhere."""
 
     def distribution_class(self, action_head: str) -> type[Any]:
-        """Return the distribution's class of an action head."""
+        """Return the distribution's class of an action head.
+
+        :param action_head: Name of the head.
+        :raises KeyError: There is no such head.
+        """
         return self._distributions[action_head]
 
     def describe_head(self, action_head: str) -> HeadDescription | None:
         """Return the distribution of an action head as data, for sampling without torch.
 
-        :return: `None` where only the distribution itself can sample: subclasses of the usual ones, and all others.
+        :param action_head: Name of the head.
+        :return: The argument of :func:`maze.distributions.numpy_distributions.sampler_of`. `None` where only the
+            distribution itself can sample: subclasses of the usual ones, and all others.
+        :raises KeyError: There is no such head.
         """
         distribution, space = self.distribution_class(action_head), self.action_space.spaces[action_head]
         if distribution not in _DESCRIBED:

@@ -34,12 +34,21 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
 
     @classmethod
     def required_logits_shape(cls, action_space: spaces.MultiDiscrete) -> Sequence[int]:
-        """Return the shape of the logits, without batch dimensions."""
+        """Return the shape of the logits, without batch dimensions.
+
+        :param action_space: The space.
+        :return: One number: the sum of the numbers of choices.
+        :raises ConfigError: It is no `MultiDiscrete` space, or does not start at 0.
+        """
         require_space(action_space, spaces.MultiDiscrete, cls)
         return (int(action_space.nvec.sum()),)
 
     def require_valid(self, head: str = "action") -> None:
-        """Refuse rows in which some component has no valid choice."""
+        """Refuse rows in which some component has no valid choice.
+
+        :param head: Name of the head, for the message.
+        :raises EnvironmentContractError: Names the head, the component and the first such row.
+        """
         for index, part in enumerate(self.parts):
             part.require_valid(f"{head}[{index}]")
 

@@ -36,9 +36,10 @@ _UNSUSPICIOUS = 1e12
 
 
 def sampler_of(head: HeadDescription) -> Sampler:
-    """Return the sampler of a described distribution; it may be used by one thread at a time.
+    """Return the sampler of a described distribution. It keeps no state between calls.
 
-    :raises KeyError: There is no such distribution.
+    :param head: The distribution, with the keys that it needs.
+    :raises KeyError: There is no such distribution, or a key is missing.
     """
     sampler: Sampler = _SAMPLERS[head["distribution"]](head)
     return sampler
@@ -243,6 +244,7 @@ def _choices(head: HeadDescription, logits: Array, temperature: float) -> list[A
 def probabilities_of(head: HeadDescription, logits: Array, actions: Array, temperature: float = 1.0) -> Array | None:
     """Return the probability (density) of one action for each row; None where it has no formula here (beta).
 
+    :param head: The distribution.
     :param logits: `[batch, ...]`.
     :param actions: `[batch, *space.shape]`.
     :param temperature: Below 1 sharpens the distribution, above 1 flattens it.
@@ -277,6 +279,7 @@ def _gaussian_density(head: HeadDescription, logits: Array, actions: Array, temp
 def uniform_logits(head: HeadDescription, logits: Array) -> Array:
     """Return the logits of the uniform distribution over the actions that no mask excludes.
 
+    :param head: A distribution of discrete choices.
     :param logits: `[batch, ...]`; masked ones are the smallest finite number or minus infinity.
     """
     if head["distribution"] == "bernoulli":

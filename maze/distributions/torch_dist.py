@@ -83,7 +83,11 @@ class ReparameterisedDistribution(TorchProbabilityDistribution[T], ABC):
         """
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Sample actions `[..., *space.shape]` with gradients with respect to the logits."""
+        """Sample actions with gradients with respect to the logits.
+
+        :param generator: Source of the noise; `None`: torch's global generator.
+        :return: `[..., *space.shape]`.
+        """
         return self.rsample_with_log_prob(generator)[0]
 
     @override(ProbabilityDistribution)

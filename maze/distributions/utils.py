@@ -25,7 +25,9 @@ def atanh(x: torch.Tensor) -> torch.Tensor:
 def tensor_clamp(x: torch.Tensor, t_min: torch.Tensor, t_max: torch.Tensor) -> torch.Tensor:
     """Clamp element by element to bounds that are tensors themselves.
 
-    Bounds `[...]` are broadcast to the tensor's shape.
+    :param x: Values of any shape.
+    :param t_min: Lower bounds, broadcast to the shape of `x`; the result where the bounds are in the wrong order.
+    :param t_max: Upper bounds, broadcast to the shape of `x`.
     """
     return torch.maximum(torch.minimum(x, t_max), t_min)
 
@@ -33,7 +35,10 @@ def tensor_clamp(x: torch.Tensor, t_min: torch.Tensor, t_max: torch.Tensor) -> t
 def require_space(action_space: Any, space_type: type[Any], distribution: type[Any]) -> None:
     """Refuse spaces that a distribution cannot serve.
 
-    :raises ConfigError: Names the distribution, the type it needs and the space.
+    :param action_space: Space of an action head.
+    :param space_type: Type of space that the distribution needs.
+    :param distribution: The distribution's class, for messages.
+    :raises ConfigError: The space is of another type, a `Box` of integers, or counted from another number than 0.
     """
     if not isinstance(action_space, space_type):
         raise ConfigError(f"{distribution.__name__} needs a {space_type.__name__} space, found {action_space}.")
@@ -49,7 +54,9 @@ def require_space(action_space: Any, space_type: type[Any], distribution: type[A
 def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
     """Refuse boxes that have no finite width in some component, as networks compute it: in float32.
 
-    :raises ConfigError: Names the distribution and the space.
+    :param action_space: Space of an action head.
+    :param distribution: The distribution's class, for messages.
+    :raises ConfigError: A bound is infinite, or the width of a component is zero, negative or infinite in float32.
     """
     if not action_space.is_bounded():
         raise ConfigError(
@@ -75,9 +82,12 @@ def space_bounds(action_space: spaces.Box, like: torch.Tensor) -> tuple[torch.Te
 
 
 def box_logits_shape(action_space: Any, distribution: type[Any], is_bounded: bool = False) -> tuple[int, ...]:
-    """Return two logits for each component of a box, side by side in the last dimension.
+    """Return the shape of two logits for each component of a box, side by side in the last dimension.
 
+    :param action_space: Space of an action head.
+    :param distribution: The distribution's class, for messages.
     :param is_bounded: Whether the distribution needs finite bounds.
+    :return: The shape without batch dimensions: that of the space with its last dimension doubled; `(2,)` for a scalar.
     :raises ConfigError: The distribution cannot serve the space.
     """
     require_space(action_space, spaces.Box, distribution)
@@ -98,8 +108,9 @@ def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[to
 def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
     """Refuse categorical logits all of whose entries are masked, i.e. at (or below) the dtype's finite minimum.
 
-    :raises EnvironmentContractError: Names the head and the first such row.
     :param logits: `[..., n_choices]`.
+    :param head: Name of the head, for the message.
+    :raises EnvironmentContractError: Names the head and the first such row.
     """
     masked = logits.amax(-1) <= torch.finfo(logits.dtype).min
     if bool(masked.any()):
@@ -117,7 +128,10 @@ def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
 def isolated_global_generator(generator: torch.Generator | None) -> Iterator[None]:
     """Let code that can only draw from torch's global CPU generator draw from `generator` instead.
 
-    The global generator continues afterwards as if nothing had happened.
+    The global generator continues afterwards as if nothing had happened. Other threads that draw from it meanwhile draw
+    from `generator` too.
+
+    :param generator: Generator on the CPU, which is advanced; `None`: the global one is used and advanced.
     """
     if generator is None:
         yield
@@ -132,7 +146,14 @@ def isolated_global_generator(generator: torch.Generator | None) -> Iterator[Non
 
 
 def sample_with(distribution: ProbabilityDistribution, generator: torch.Generator | None) -> Any:
-    """Draw from any distribution with the given generator, also where its `sample` knows no generators."""
+    """Draw from any distribution with the given generator, also where its `sample` knows no generators.
+
+    Those are evaluated in :func:`isolated_global_generator`, which has an effect on the CPU only.
+
+    :param distribution: The distribution.
+    :param generator: Generator on the device of the distribution; `None`: torch's global generator.
+    :return: The result of `distribution.sample`.
+    """
     if generator is None:
         return distribution.sample()
     if _takes_generator(type(distribution)):

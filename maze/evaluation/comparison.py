@@ -46,7 +46,11 @@ class PlayedEpisodes:
         return cls(name, values)
 
     def by_instance(self, n_instances: int) -> PlayedEpisodes:
-        """Average the episodes of each instance, which are not independent; episode `i` has instance `i mod n`."""
+        """Average the episodes of each instance, which are not independent; episode `i` has instance `i mod n`.
+
+        :param n_instances: Number of instances, a divisor of the number of episodes.
+        :raises ValueError: It is no divisor.
+        """
         split = {name: values.reshape(len(values), -1, n_instances) for name, values in self.measures.items()}
         return PlayedEpisodes(self.name, {name: values.mean(1) for name, values in split.items()})
 
@@ -117,7 +121,10 @@ class Comparison:
         return [row for row in self.table if row.measure == measure]
 
     def is_significant(self, row: ComparedMeasure) -> bool:
-        """Return whether the interval of the difference from the reference excludes zero."""
+        """Return whether the interval of the difference from the reference excludes zero.
+
+        :param row: A row of :attr:`table`; false for those of the reference, and where there is no interval.
+        """
         return row.difference is not None and (row.difference.low > 0 or row.difference.high < 0)
 
     def goal(self, measure: str) -> str:
@@ -218,7 +225,11 @@ def _interval(estimate: Estimate) -> str:
 
 
 def measures_of(stats: LogStats) -> dict[str, float]:
-    """Extract return, length and KPIs of an episode from its statistics."""
+    """Extract return, length and KPIs of an episode from its statistics.
+
+    :param stats: Statistics on the level of episodes.
+    :return: Numbers by :data:`RETURN`, :data:`LENGTH` (environment steps) and names of KPIs.
+    """
     measures: dict[str, float] = {}
     kpis: dict[str, float] = {}
     for key, value in stats.items():

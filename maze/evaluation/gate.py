@@ -141,6 +141,7 @@ def with_tails(played: PlayedEpisodes, level: float, thresholds: Mapping[str, Th
 def require_measures(thresholds: Mapping[str, Threshold], known: Sequence[str]) -> None:
     """Require at least one threshold, and the measures of all of them.
 
+    :param thresholds: Thresholds by measure.
     :param known: Measures of the episodes.
     :raises ConfigError: A measure is missing, or no measure has a threshold.
     """
@@ -156,7 +157,10 @@ def require_measures(thresholds: Mapping[str, Threshold], known: Sequence[str]) 
 def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold], min_episodes: int = MIN_EPISODES) -> None:
     """Require enough episodes for measures without a known range.
 
-    :raises ConfigError: There are fewer than `min_episodes`.
+    :param n_episodes: Number of episodes.
+    :param thresholds: Thresholds by measure; those with a `range` need no number of episodes.
+    :param min_episodes: Required number, as fewer episodes miss rare losses.
+    :raises ConfigError: There are fewer than `min_episodes`, and a measure has no range.
     """
     unbounded = [name for name, threshold in thresholds.items() if threshold.range is None]
     if n_episodes < min_episodes and unbounded:

@@ -97,7 +97,12 @@ class EvaluationRunner(Runner):
         )
 
     def opened(self, entry: Mapping[str, Any], stack: ExitStack, wrappers: Any = None) -> tuple[Any, Policy]:
-        """Build the environment and the policy of an entry as :meth:`built` does; `stack` closes the environment."""
+        """Build the environment and the policy of an entry as :meth:`built` does.
+
+        :param entry: The entry.
+        :param stack: Closes the environment at its end.
+        :param wrappers: See :meth:`built`.
+        """
         env, policy = self.built(entry, wrappers)
         stack.callback(env.close)
         return env, policy
@@ -115,7 +120,13 @@ class EvaluationRunner(Runner):
         return isinstance(config, Mapping) and config.get("instances") == GRID
 
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
-        """Return the seeds of environment and agent of each episode; with an instance set, in its order."""
+        """Return the seeds of environment and agent of each episode; further calls return other seeds.
+
+        With an instance set, episode `i` plays instance `i mod n_instances`.
+
+        :param n_episodes: Number of episodes.
+        :raises ConfigError: Some instances would be played more often than others.
+        """
         return ordered_seeds(self.maze_seeding.episode_seeds(n_episodes), self._n_instances)
 
     def wrappers_of(self, entry: Mapping[str, Any]) -> Any:
@@ -475,6 +486,8 @@ def names_of(key: str, given: str | Sequence[str] | None) -> list[str]:
 def goals_of(minimize: str | Sequence[str] | None, maximize: str | Sequence[str] | None) -> tuple[list[str], list[str]]:
     """Return the names of the minimised and of the maximised measures.
 
+    :param minimize: One name, or several; `None`: none.
+    :param maximize: The same.
     :raises ConfigError: They are not names, or a measure is among both.
     """
     less, more = names_of("runner.minimize", minimize), names_of("runner.maximize", maximize)
@@ -484,7 +497,11 @@ def goals_of(minimize: str | Sequence[str] | None, maximize: str | Sequence[str]
 
 
 def require_policies(policies: Any) -> None:
-    """Raise a `ConfigError` unless there are policies by name."""
+    """Check that there are policies by name.
+
+    :param policies: A mapping from names to policies or entries of :func:`runs_of`.
+    :raises ConfigError: It is no mapping, or empty.
+    """
     if not isinstance(policies, Mapping) or not policies:
         raise ConfigError(
             f"policies: expected policies by name, such as policies=[random,outputs/<name>/<time>], found {policies!r}."
@@ -544,7 +561,12 @@ def reward_wrappers(env: Any) -> list[str]:
 
 
 def runs_of(entry: Any) -> list[Mapping[str, Any]]:
-    """Return the runs of an entry of `policies`, each with the keys `policy`, `wrappers` and `input_dir`."""
+    """Return the runs of an entry of `policies`.
+
+    :param entry: A policy or its configuration; a mapping with `policy` and, optionally, `wrappers` and `input_dir`; or
+        a mapping with `runs`, a list of such entries.
+    :return: Mappings with `policy` and, where the entry has them, `wrappers` and `input_dir`.
+    """
     if isinstance(entry, Mapping) and TARGET_KEY not in entry:  # else these are arguments of a policy's class
         if _RUNS in entry:
             return [run for each in entry[_RUNS] for run in runs_of(each)]
@@ -556,7 +578,8 @@ def runs_of(entry: Any) -> list[Mapping[str, Any]]:
 def run_of(key: str, entry: Any) -> Mapping[str, Any]:
     """Return the only run of an entry, see :func:`runs_of`.
 
-    :param key: Key of the entry.
+    :param key: Key of the entry, for the message.
+    :param entry: The entry.
     :raises ConfigError: There are several runs.
     """
     found, *others = runs_of(entry)

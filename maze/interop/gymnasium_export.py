@@ -78,7 +78,12 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         return self._observation(self.maze_env.reset()), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take one step; terminated and truncated are never both true."""
+        """Take one step.
+
+        :param action: Action of the Maze environment, a dictionary of action heads unless it is wrapped in a
+            `NoDictSpacesWrapper`.
+        :return: Observation, reward, terminated, truncated and info. Terminated and truncated are never both true.
+        """
         observation, reward, done, info = self.maze_env.step(action)
         truncated = is_truncated(done, info)
         return self._observation(observation), float(reward), bool(done) and not truncated, truncated, info
@@ -114,7 +119,12 @@ def to_gymnasium(env: MazeEnv[Any], render_mode: str | None = None) -> MazeGymna
 
 
 def mask_heads(observation_space: gymnasium.spaces.Dict, action_space: gymnasium.spaces.Dict) -> dict[str, str]:
-    """Return the action head of each mask among the observations."""
+    """Return the action head of each mask among the observations.
+
+    :param observation_space: Observations of a sub-step.
+    :param action_space: Action heads of the sub-step.
+    :return: Action heads by the names of the masks, without masks that might be for several heads.
+    """
     shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
     return masked_heads(shapes, action_space, {})[0]
 
@@ -123,7 +133,8 @@ def drawn(env: MazeEnv[Any], render_mode: str | None) -> Any:
     """Draw the current state of a Maze environment.
 
     :param env: The environment.
-    :param render_mode: `rgb_array` returns pixels, uint8 `[height, width, 3]`, without opening a window.
+    :param render_mode: `rgb_array` returns pixels, uint8 `[height, width, 3]`, without opening a window. `human` draws
+        into a window. `None` issues a warning only.
     """
     if render_mode is None:
         gymnasium.logger.warn(

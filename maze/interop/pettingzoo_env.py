@@ -554,6 +554,7 @@ class PettingZooCoreEnv(CoreEnv):
     def set_render_mode(self, render_mode: str) -> None:
         """Make the environment again with another render mode. The running episode is lost: call it before `reset`.
 
+        :param render_mode: One of the environment's modes; with the present one, nothing is done.
         :raises ConfigError: The environment was given as an object.
         """
         if getattr(self.env, "render_mode", None) == render_mode:

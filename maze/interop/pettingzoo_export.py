@@ -83,16 +83,28 @@ class MazeAECEnv(AECEnv):
         self._pending = 0.0
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """Return the observation space of an agent."""
+        """Return the observation space of an agent.
+
+        :param agent: Name of the agent, such as `vehicle_0`.
+        :raises KeyError: There is no such sub-step.
+        """
         space: spaces.Space[Any] = self.maze_env.observation_spaces_dict[self._step_key(agent)]
         return space
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """Return the action space of an agent."""
+        """Return the action space of an agent: of an action with one entry the space of that entry.
+
+        :param agent: Name of the agent, such as `vehicle_0`.
+        :raises KeyError: There is no such sub-step.
+        """
         return self._action_spaces[self._step_key(agent)]
 
     def observe(self, agent: str) -> Any:
-        """Return the last observation of an agent."""
+        """Return the last observation of an agent; zeros before its first turn.
+
+        :param agent: Name of the agent.
+        :raises KeyError: The agent has not entered the episode.
+        """
         return self._observations[agent]
 
     @override(AECEnv)

@@ -24,7 +24,11 @@ MOST_ENUMERATED = 64
 
 
 def are_enumerated(action_space: spaces.Dict) -> bool:
-    """Return whether :func:`candidates` are all joint actions."""
+    """Return whether :func:`candidates` are all joint actions.
+
+    :param action_space: Action space of a sub-step: all heads are `Discrete` from 0 on, with at most
+        :data:`MOST_ENUMERATED` joint actions.
+    """
     sizes = [part.n for part in action_space.values() if isinstance(part, spaces.Discrete) and part.start == 0]
     return len(sizes) == len(action_space.spaces) and bool(np.prod(sizes) <= MOST_ENUMERATED)
 
@@ -36,6 +40,11 @@ def candidates(
 
     Sampled actions are clipped to the bounds of the space, as environments clip them.
 
+    :param distribution: The policy's distribution in `n_rows` observations.
+    :param action_space: Action space of the sub-step.
+    :param n_rows: Number of observations.
+    :param n_samples: Number of sampled actions of each row, where actions are not enumerated.
+    :param rng: Generator for sampling.
     :return: Actions `[n_rows, n_candidates, *shape]` by head, and their weights `[n_rows, n_candidates]`, of sum 1.
     """
     heads = action_space.spaces
@@ -65,6 +74,7 @@ def cloned_propensities(
     :param action_spaces: Action spaces by step key; all heads are `Discrete`.
     :param seed: Of initial weights and minibatches.
     :param n_updates: Gradient steps, of 256 decisions each.
+    :raises ConfigError: A head is not `Discrete` from 0 on, or masks exclude actions of the log.
     """
     found, rng = np.empty(len(data)), np.random.default_rng(seed)
     for key, table in data.tables.items():

@@ -48,7 +48,11 @@ class Logged(NamedTuple):
 
 
 def cumulative_ratios(ratios: Array) -> Array:
-    """Return the ratio of the probabilities of all actions up to each decision, `[n_episodes, horizon]`."""
+    """Return the ratio of the probabilities of all actions up to each decision, `[n_episodes, horizon]`.
+
+    :param ratios: Ratios of single actions, `[n_episodes, horizon]`. Products beyond the range of floats are infinite,
+        and NaN after a zero.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.cumprod(ratios, axis=1))
 
@@ -104,6 +108,8 @@ def magic(logged: Logged, weights: Array, n_lengths: int = 8) -> Array:
     The mixture minimises the estimated mean squared error (Thomas and Brunskill 2016, section 6): squared distance from
     the interval of the estimate that corrects all decisions, plus covariance.
 
+    :param logged: See the module docstring.
+    :param weights: `[n_samples, n_episodes]`. The mixture itself is that of all episodes, in every sample.
     :param n_lengths: Number of different numbers of decisions, from none to all.
     """
     n_episodes, horizon = logged.rewards.shape
@@ -135,7 +141,13 @@ def effective_sample_size(ratios: Array) -> float:
 
 
 def bootstrap_weights(n_episodes: int, n_samples: int, rng: np.random.Generator) -> Array:
-    """Return how often each episode occurs in samples with replacement, `[n_samples, n_episodes]`."""
+    """Return how often each episode occurs in samples with replacement.
+
+    :param n_episodes: Number of episodes, and size of each sample.
+    :param n_samples: Number of samples.
+    :param rng: Generator, which is advanced.
+    :return: float64 `[n_samples, n_episodes]`; each row adds up to `n_episodes`.
+    """
     return rng.multinomial(n_episodes, np.full(n_episodes, 1.0 / n_episodes), size=n_samples).astype(np.float64)
 
 
@@ -305,6 +317,13 @@ def unlogged_share(
     """Return the share of a policy's decisions whose actions the log does not contain, without propensities.
 
     These are choices that were never logged, and numbers beyond the range of the logged ones, whatever was observed.
+
+    :param data: The logged decisions.
+    :param policy: A policy that acts on observations alone. One action is sampled for each decision.
+    :param action_spaces: Action spaces by step key.
+    :param config: Settings, of which `seed` and `greedy` are used.
+    :return: In [0, 1].
+    :raises ConfigError: The policy needs more than observations.
     """
     rng, n_unlogged = np.random.default_rng(config.seed), 0
     for key, chosen, distribution in distributions_of(data, policy, action_spaces, config.greedy):

@@ -83,6 +83,8 @@ def convert_to_torch(
     :param cast: Their dtype; `None` keeps it.
     :param in_place: Replace the items of dictionaries and lists instead of building new ones. The string `try` does
         so where the structure allows it.
+    :return: The converted structure. On the CPU and without a change of the dtype, tensors share the memory of arrays.
+    :raises TypeError: The structure has a tuple, and `in_place` is true.
     """
 
     def leaf(value: Any) -> Any:
@@ -101,6 +103,8 @@ def convert_to_numpy(stats: Any, cast: np.dtype[Any] | None = None, in_place: bo
     :param stats: Any structure; what is neither tensor nor array stays as it is.
     :param cast: Dtype of the arrays; `None` keeps it.
     :param in_place: See :func:`convert_to_torch`.
+    :return: The converted structure. Without a change of the dtype, arrays share the memory of tensors on the CPU.
+    :raises TypeError: The structure has a tuple, and `in_place` is true.
     """
 
     def leaf(value: Any) -> Any:

@@ -58,13 +58,21 @@ class Group:
         return {key: np.stack([np.asarray(each[key]) for each in self.observations]) for key in first}
 
     def maze_state(self, index: int) -> Any:
-        """Return the state of one of the branches, as a single environment has it."""
+        """Return the state of one of the branches, as a single environment has it.
+
+        :param index: Position in :attr:`rows`, not the index of the branch.
+        :return: The state; where there are arrays only, copies of the branch's arrays by name.
+        """
         if self.envs is not None:
             return self.envs[index].get_maze_state()
         return {name: np.array(array[index]) for name, array in self.arrays.items()}
 
     def single(self, index: int) -> Mapping[str, Any]:
-        """Return the observation of one of the branches."""
+        """Return the observation of one of the branches.
+
+        :param index: Position in :attr:`rows`, not the index of the branch.
+        :return: Values by key, which may be views of the arrays.
+        """
         if isinstance(self.observations, Mapping):
             return {key: array[index] for key, array in self.observations.items()}
         return self.observations[index]
@@ -391,7 +399,10 @@ def simulation_of(env: Any) -> tuple[BatchedMazeEnv, int | None] | None:
 
 
 def stack_of(env: Any) -> list[Any]:
-    """Return the wrappers of an environment except recorders, and the environment itself as the last entry."""
+    """Return the wrappers of an environment, outermost first, and the environment itself as the last entry.
+
+    :param env: A Maze environment with its wrappers. Recorders around it are left out.
+    """
     layers = [without_recorders(env)]
     while layers[-1].env is not layers[-1].core_env:
         layers.append(layers[-1].env)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from scipy.special import stdtrit
 
+from maze.core.env.faults import in_simulation
 from maze.core.errors import NonFiniteError
 from maze.planning.branches import Actions, Branches, Group
 
@@ -40,7 +41,11 @@ class FirstActions(NamedTuple):
     which: np.ndarray
 
     def of(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Return arrays `[n_rows, ...]` with the actions of some branches."""
+        """Return the actions of some branches.
+
+        :param rows: Indices of the branches, `[n_rows]`.
+        :return: `[n_rows, ...]` by action head.
+        """
         which = self.which[rows]
         return {key: np.stack([np.asarray(each[key]) for each in self.actions])[which] for key in self.actions[0]}
 
@@ -104,6 +109,8 @@ class BranchSimulator:
         """Return the returns of branches from pickled states, and the number of sub-steps simulated for them.
 
         :param part: The branches among all, for the caller.
+        :param source: The states, pickled; the latest ones are kept unpickled for further calls.
+        :param arguments: Further arguments of :class:`Simulator`.
         """
         if source != self._content:  # the parts of a decision have the same states
             self._content, self._source = source, pickle.loads(source)
@@ -123,18 +130,22 @@ class BranchSimulator:
         seed: int | None,
         horizons: Sequence[int | None],
     ) -> np.ndarray:
-        """Return the returns of branches up to several horizons, `[n_horizons, n_rows]`; see :class:`Simulator`.
+        """Return the returns of branches up to several horizons, `[n_horizons, n_rows]`.
 
-        :param horizons: Environment steps, in rising order.
+        The other arguments are those of :class:`Simulator`.
+
+        :param horizons: Environment steps, in rising order; `None`, as the last one: to the end of the episode.
+        :raises NonFiniteError: A return is NaN.
         """
         returns = np.empty((len(horizons), len(rows)))
         for start in range(0, len(rows), self.branches.most_rows):
             part = slice(start, start + self.branches.most_rows)
             self.branches.fork(source, rows[part], scenarios[part], seed)
             given = FirstActions(first.actions, first.which[part])
-            self.branches.step([(group, given.of(group.rows)) for group in self.branches.observe()])
-            for index, horizon in enumerate(horizons):
-                returns[index, part] = self._up_to(horizon)
+            with in_simulation("a simulated future of a candidate action"):
+                self.branches.step([(group, given.of(group.rows)) for group in self.branches.observe()])
+                for index, horizon in enumerate(horizons):
+                    returns[index, part] = self._up_to(horizon)
         return returns
 
     def _up_to(self, horizon: int | None) -> np.ndarray:

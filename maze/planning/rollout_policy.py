@@ -362,7 +362,12 @@ def _simulator_of(
 
 
 def acting(policy: Policy) -> Callable[[branches.Group], branches.Actions]:
-    """Return a function that chooses the actions of a group, for all at once if the policy can (`compute_actions`)."""
+    """Return a function that chooses the deterministic (greedy) actions of a group.
+
+    It evaluates all branches at once if the policy has `compute_actions` and needs neither state nor environment.
+
+    :param policy: The policy.
+    """
     compute_actions: Any = getattr(policy, "compute_actions", None)
     needs_state, needs_env = policy.needs_state(), policy.needs_env()
     if compute_actions is not None and not (needs_state or needs_env):

@@ -40,11 +40,17 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, interval: Interval) -> Estimate:
-        """Convert a single interval."""
+        """Convert a single interval.
+
+        :param interval: Value, lower and upper end, each a number or an array with one element.
+        """
         return cls(*map(float, interval))
 
     def at_least(self, least: float) -> Estimate:
-        """Return the estimate of a quantity that is known not to be smaller than a number."""
+        """Return the estimate of a quantity that is known not to be smaller than a number.
+
+        :param least: The number, which a lower end below it is raised to.
+        """
         return self._replace(low=max(self.low, least))
 
     @property
@@ -58,6 +64,9 @@ def unseen_share(n_episodes: int) -> float:
 
     >>> round(unseen_share(200), 4)
     0.0183
+
+    :param n_episodes: Number of independent episodes, at least 1.
+    :return: In (0, 1).
     """
     return -math.expm1(math.log1p(-_UPPER) / n_episodes)
 

@@ -54,7 +54,10 @@ Cell = str | float | MarkedNumber | None
 
 
 class RunData:
-    """The numbers of a run in the format of the page's script."""
+    """The numbers of a run in the format of the page's script.
+
+    :param name: Name of the run, as text.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -119,8 +122,9 @@ class Page:
     error: str | None = None
 
     def write(self, path: Path) -> None:
-        """Write the page atomically.
+        """Write the page atomically, in UTF-8.
 
+        :param path: The file, which is replaced if it exists.
         :raises OSError: It cannot be written.
         """
         write_whole(path, self.text().encode("utf-8", errors="replace"))

@@ -105,8 +105,9 @@ class Progress:
         return "".join([head, *(f"{line}{',' * (n_columns - n)}\n" for n, line in self._lines)])
 
     def write(self, directory: Path) -> None:
-        """Write the file atomically.
+        """Write the completed rows into `progress.csv` atomically.
 
+        :param directory: Directory of the file.
         :raises OSError: It cannot be written.
         """
         write_whole(directory / PROGRESS_FILE, self.text())

@@ -49,6 +49,8 @@ _OUTCOME: Fields = {
     "kpis": ((dict,), "an object of numbers"),
     "events": ((list,), "a list"),
 }
+_ONE = ("observation", "state", "episode_start", "episode", "step")
+"""Fields of a request with one observation."""
 _MANY = ("observations", "states", "episode_starts")
 """Fields of a request with several observations."""
 _ACT: Fields = {
@@ -380,9 +382,10 @@ class Application:
             async with self._turn(client, body):
                 fields = _parsed(request, body, _ACT)
                 options, name = _options(fields, request), fields.get("policy")
+                one, many = ([field for field in group if fields.get(field) is not None] for group in (_ONE, _MANY))
+                if one and many:
+                    raise invalid(f"`{one[0]}` and `{many[0]}` exclude each other.")
                 if "observation" in fields:
-                    if other := next((field for field in _MANY if fields.get(field) is not None), None):
-                        raise invalid(f"`observation` and `{other}` exclude each other.")
                     policy = self.policies.chosen(name, options.bundle)
                     pending = self.policies.decide(policy, fields["observation"], options)
                     return _json(pending if isinstance(pending, dict) else await pending)
@@ -618,10 +621,7 @@ def _of_rows(options: Options, fields: Mapping[str, Any], n_rows: int) -> list[O
         raise invalid("`episode_starts` must hold true or false for each observation.")
     seeds = [None] * n_rows if options.seed is None else range(options.seed, options.seed + n_rows)
     rows = zip(seeds, states or [None] * n_rows, starts or [False] * n_rows, strict=True)
-    return [
-        options._replace(seed=seed, step=None, episode="", state=state, episode_start=start)
-        for seed, state, start in rows
-    ]
+    return [options._replace(seed=seed, state=state, episode_start=start) for seed, state, start in rows]
 
 
 @cache

@@ -121,6 +121,7 @@ class StepSpec:
     :param inputs: Shapes of the network inputs, without the batch dimension.
     :param masks: The observation entry that masks the actions of a head, by head.
     :param networks: Networks by agent; None: the network of all agents.
+    :param n_agents: Number of agents in the environment of the training; -1 if it varied.
     :param where: The sub-step in messages.
     """
 
@@ -135,12 +136,14 @@ class StepSpec:
     observation_operations: Sequence[Mapping[str, Any]]
     action_operations: Sequence[Mapping[str, Any]]
     networks: Mapping[int | None, BundledNetwork]
+    n_agents: int
     where: str
 
     def network(self, agent_id: int = 0) -> BundledNetwork:
         """Return the network of an agent.
 
-        :raises ConfigError: There is no such agent.
+        :param agent_id: Number of the agent; irrelevant where all agents share a network.
+        :raises ConfigError: Agents have networks of their own, and this one has none.
         """
         network = self.networks.get(None) or self.networks.get(agent_id)
         if network is None:
@@ -193,9 +196,13 @@ class StepSpec:
         return before
 
     def inputs_of(self, entries: Mapping[str, Any], is_batch: bool = False) -> dict[str, Array]:
-        """Return the entries that the networks take, as arrays of float32 `[*shape]`, of batches `[batch, *shape]`.
+        """Return the entries that the networks take, as arrays of float32.
 
-        :raises EnvironmentContractError: An entry is missing, or has another shape.
+        :param entries: Arrays or lists of numbers by name; further entries are ignored.
+        :param is_batch: Whether each entry is `[batch, *shape]`, otherwise `[*shape]`.
+        :return: Arrays in these shapes, by name.
+        :raises EnvironmentContractError: An entry is missing, is not numeric or has another shape, or the batch is
+            empty.
         """
         inputs: dict[str, Array] = {}
         first: tuple[int, ...] = ()
@@ -218,6 +225,8 @@ class StepSpec:
 
         :param batch: Network inputs `[batch, ...]` by entry, including hidden states by state key.
         :param agent_id: The agent.
+        :raises NonFiniteError: A logit is NaN or infinite.
+        :raises EnvironmentContractError: All actions of a row are masked.
         """
         network = self.network(agent_id)
         logits = network(batch)
@@ -229,7 +238,13 @@ class StepSpec:
     def chosen(
         self, logits: Mapping[str, Array], rng: np.random.Generator | None, temperature: float
     ) -> dict[str, Array]:
-        """Choose the actions `[batch, *space.shape]` by head; without a generator the greedy ones."""
+        """Choose the actions.
+
+        :param logits: `[batch, ...]` by head.
+        :param rng: Generator of sampled actions; `None`: greedy actions.
+        :param temperature: See :meth:`PolicyBundle.act_batch`.
+        :return: `[batch, *space.shape]` by head.
+        """
         return {head: self.heads[head].sampler(values, rng, temperature) for head, values in logits.items()}
 
     def ranked(
@@ -267,6 +282,7 @@ def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: 
         observation_operations=step["observation_operations"],
         action_operations=step["action_operations"],
         networks={agent: networks[index] for agent, index in step["networks"]},
+        n_agents=int(shown["n_agents"]),
         where=f"Sub-step {step['key']!r}",
     )
 
@@ -389,7 +405,8 @@ class PolicyBundle:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the file atomically.
 
-        :param path: The file.
+        :param path: The file, which becomes :attr:`path`.
+        :return: The path.
         """
         target = Path(path)
         atomic_write(target, lambda file: file.write(self._content))
@@ -401,13 +418,16 @@ class PolicyBundle:
     ) -> PolicySession:
         """Begin a session, which acts on the observations of one environment.
 
-        The arguments are those of :class:`PolicySession`.
+        :param seed: Seed of sampled actions; `None`: unpredictable.
+        :param provided: The caller's code that the card lists, by its name there.
+        :raises BundleError: Required code is missing, or provided code is unknown.
         """
         return PolicySession(self, seed, provided)
 
     def step(self, step_key: pipeline.StepKey) -> StepSpec:
         """Return a sub-step.
 
+        :param step_key: Its key.
         :raises ConfigError: There is no such sub-step.
         """
         step = self.steps.get(step_key)
@@ -603,6 +623,7 @@ class PolicySession:
         :param action: `[*space.shape]` by head, a row of :meth:`PolicyBundle.act_batch`; None where :meth:`prepare`
             returned None.
         :param is_packed: See :meth:`act`.
+        :raises EnvironmentContractError: There is no action, and none to be repeated.
         """
         result: Any = action
         stages = self._action_stages[self._actor[0]]

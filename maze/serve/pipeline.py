@@ -86,6 +86,7 @@ def check_provided(code: Sequence[Mapping[str, Any]], provided: Provided) -> Non
     """Compare the code that a policy needs with the provided code.
 
     :param code: Pieces of code as a bundle's card lists them.
+    :param provided: The caller's functions by the names of the pieces.
     :raises BundleError: A required piece is missing, or a provided one is unknown.
     """
     known = [str(piece["name"]) for piece in code if piece.get("call")]

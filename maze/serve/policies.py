@@ -76,7 +76,11 @@ class ServedSession:
             self.shadowing = []
 
     def reset(self, seed: int | None) -> None:
-        """Begin another episode."""
+        """Begin another episode.
+
+        :param seed: Seed of sampled actions; `None`: the generators continue.
+        :raises RefusedError: A decision of the session is pending.
+        """
         if self.is_busy:
             raise _busy()
         for session in (self.acting, *(session for _, session in self.shadows)):
@@ -138,6 +142,7 @@ class Policies:
     def named(self, name: str) -> Served:
         """Return a policy.
 
+        :param name: Its name.
         :raises RefusedError: There is none of that name.
         """
         policy = self._served.get(name)
@@ -202,8 +207,9 @@ class Policies:
         """Change a policy's share.
 
         :param name: Name of the policy.
-        :param weight: Its weight; None: as before.
+        :param weight: Its weight, at least 0; None: as before.
         :param is_shadow: Whether it is a shadow; None: as before.
+        :raises RefusedError: There is no such policy, or the weight is negative or infinite.
         """
         policy = self.named(name)
         if weight is not None:
@@ -215,7 +221,11 @@ class Policies:
         return policy
 
     def remove(self, name: str) -> Served:
-        """Remove a policy; its sessions continue until they end."""
+        """Remove a policy; its sessions continue until they end.
+
+        :param name: Name of the policy.
+        :raises RefusedError: There is none of that name.
+        """
         policy = self.named(name)
         del self._served[name]
         _LOGGER.info("Policy %s has been removed.", name)
@@ -228,6 +238,7 @@ class Policies:
 
         :param policy_name: Name of its policy; None: by the weights.
         :param seed: Seed of sampled actions.
+        :raises RefusedError: There is no such policy, or there are too many sessions.
         """
         if len(self._sessions) >= self.settings.max_sessions:
             message = f"There are {len(self._sessions)} sessions, which is the limit."
@@ -240,6 +251,7 @@ class Policies:
     def session(self, identifier: str) -> ServedSession:
         """Return a session and restart its time to expiry.
 
+        :param identifier: Its identifier.
         :raises RefusedError: It has ended, or there never was one.
         """
         session = self._sessions.get(identifier)
@@ -251,7 +263,10 @@ class Policies:
         return session
 
     def end_session(self, session: ServedSession) -> None:
-        """End a session."""
+        """End a session.
+
+        :param session: The session; one that has ended is ignored.
+        """
         self._sessions.pop(session.id, None)
 
     async def expire_sessions(self) -> None:
@@ -327,7 +342,6 @@ class Policies:
             raise RefusedError(409, "session_failed", message)
         acting = session.acting
         actor = session.policy.actor(options, session.n_steps)
-        acting.bundle.step(actor[0]).network(actor[1])  # an unknown agent leaves the session as it is
         if len(session.actors) == MOST_ACTORS and actor not in session.actors:
             raise invalid(f"The session's episode has {MOST_ACTORS} actors, which is the limit. Begin another session.")
         inputs = acting.prepare(observation, actor)

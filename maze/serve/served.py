@@ -391,22 +391,24 @@ class Served:
 
         :param options: Options of the request.
         :param n_before: Number of decisions in the episode so far, where there is one.
-        :raises RefusedError: There is no such sub-step, or the request has to name one.
+        :raises RefusedError: There is no such sub-step or agent, or the request has to name a sub-step.
         """
-        known = list(self._step_keys)
-        if options.step_key is None:
-            if len(known) == 1:
-                return self._step_keys[known[0]], options.agent_id
-            sequence = self.bundle.actor_sequence
+        known, sequence = list(self._step_keys), self.bundle.actor_sequence
+        if options.step_key is None and len(known) > 1:
             if n_before is not None and sequence:
                 return sequence[n_before % len(sequence)]
             message = f"Policy {self.name!r} has sub-steps; request act/<step key>, of {known}."
             raise RefusedError(422, "which_step", message)
-        if options.step_key not in self._step_keys:
-            hint = did_you_mean(options.step_key, known)
-            message = f"Policy {self.name!r} has no sub-step {options.step_key!r:.100}.{hint} It has {known}."
+        name = known[0] if options.step_key is None else options.step_key
+        if name not in self._step_keys:
+            message = f"Policy {self.name!r} has no sub-step {name!r:.100}.{did_you_mean(name, known)} It has {known}."
             raise RefusedError(404, "unknown_step", message)
-        return self._step_keys[options.step_key], options.agent_id
+        step, agent_id = self.bundle.steps[self._step_keys[name]], options.agent_id
+        if agent_id not in range(agent_id + 1 if step.n_agents < 0 else step.n_agents):
+            expected = f"The policy has {step.n_agents} agent(s), counted from 0; -1 if the number varies."
+            raise RefusedError(422, "unknown_agent", f"{step.where}: agent {agent_id} is unknown. {expected}")
+        step.network(agent_id)
+        return step.step_key, agent_id
 
     def decide(self, query: Query) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
         """Have the network decide, or answer at once where the drift guard or a repeated action decides.

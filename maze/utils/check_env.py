@@ -27,7 +27,7 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.action_conversion import masked_heads
-from maze.core.env.faults import text_of
+from maze.core.env.faults import in_simulation, text_of
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.events.event_topic_factory import event_methods
 from maze.core.utils.config_utils import EnvFactory, whole_number
@@ -105,7 +105,11 @@ class Finding:
 
 @dataclass
 class CheckReport:
-    """Findings on an environment, and the checks that were skipped."""
+    """Findings on an environment, and the checks that were skipped.
+
+    :param env_name: Name of the environment.
+    :param findings: The faults; empty: none was found.
+    """
 
     env_name: str
     findings: list[Finding] = field(default_factory=list)
@@ -128,7 +132,11 @@ class CheckReport:
             self.findings.append(Finding(check, place, found, REMEDIES[check]))
 
     def skip(self, what: str, why: str) -> None:
-        """Note that something was not checked."""
+        """Note that something was not checked; the same note is kept once.
+
+        :param what: The check.
+        :param why: The reason.
+        """
         if (note := f"{what}: {why}") not in self.skipped:
             self.skipped.append(note)
 
@@ -143,7 +151,12 @@ class CheckReport:
 
 
 def looks_invalid(env: Any, reward: float, info: Mapping[Any, Any]) -> bool:
-    """Return whether the info or an event of the completed step marks the action as invalid."""
+    """Return whether the info or an event of the completed step marks the action as invalid.
+
+    :param env: The environment after the step. Events with `invalid` in their name mark the action as invalid.
+    :param reward: Reward of the step, which is not used; other functions in the place of this one may need it.
+    :param info: Info of the step; the key `error` marks the action as invalid.
+    """
     return "error" in info or any("invalid" in event.interface_method.__name__ for event in env.get_step_events())
 
 
@@ -237,7 +250,12 @@ class RandomActor:
 
 
 def take(env: Any, actor: Any, action: Any) -> Transition:
-    """Take one sub-step."""
+    """Take one sub-step.
+
+    :param env: A Maze environment with its wrappers.
+    :param actor: The actor, which is stored in the result.
+    :param action: Its action.
+    """
     env.context.pre_step()  # a wrapper may take the first sub-steps of a step itself
     observation, reward, done, info = env.step(action)
     return Transition(
@@ -248,7 +266,9 @@ def take(env: Any, actor: Any, action: Any) -> Transition:
 def course(env: Any, observation: Any, act: RandomActor, n_steps: int) -> Iterator[Transition]:
     """Yield random sub-steps until the episode ends.
 
+    :param env: A Maze environment with its wrappers, which has been reset.
     :param observation: The observation of the next actor.
+    :param act: Samples the actions.
     :param n_steps: Largest number of sub-steps.
     """
     for _ in range(n_steps):
@@ -294,7 +314,9 @@ def _differ(one: list[Transition], other: list[Transition]) -> bool:
 def has_chance(env: Any) -> bool:
     """Return whether episodes take another course under the same actions when their random numbers are replaced.
 
-    :param env: The environment; random actions are taken in it.
+    A few futures are compared for at most 50 sub-steps: false is no proof that the environment is deterministic.
+
+    :param env: The environment, which is seeded and reset, and in which random actions are taken.
     """
     courses = []
     for future in range(1, 2 + _N_FUTURES):
@@ -302,7 +324,8 @@ def has_chance(env: Any) -> bool:
         observation = env.reset()
         env.new_future(future)
         transitions = course(env, observation, RandomActor(env, 1, {}), _N_STEPS_AFTER)
-        courses.append([copy.deepcopy(each) for each in transitions])
+        with in_simulation("a simulation with random actions, which shows whether the environment is stochastic"):
+            courses.append([copy.deepcopy(each) for each in transitions])
     first, *others = courses
     return any(len(other) != len(first) or _differ(first, other) for other in others)
 

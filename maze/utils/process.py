@@ -142,7 +142,11 @@ class Process(multiprocessing.Process):
 
 
 def end(process: BaseProcess, timeout: float) -> None:
-    """Wait for a process; kill it after the timeout (seconds)."""
+    """Wait for a process; kill it after a timeout, and wait for its end.
+
+    :param process: The process.
+    :param timeout: Seconds; at most 0: it is killed at once if it is still running.
+    """
     process.join(max(0.0, timeout))
     if process.is_alive():
         process.kill()
@@ -150,7 +154,10 @@ def end(process: BaseProcess, timeout: float) -> None:
 
 
 def exit_text(exit_code: int | None) -> str:
-    """Describe how a process ended; a negative exit code is the signal that killed it."""
+    """Describe how a process ended, as the predicate of a sentence.
+
+    :param exit_code: The exit code; a negative one is the number of the signal that killed the process.
+    """
     if exit_code is not None and exit_code < 0:
         name = next((known.name for known in signal.Signals if known == -exit_code), "unknown")
         return f"was killed by signal {-exit_code} ({name})"

@@ -21,6 +21,7 @@ def tensorboard_to_pandas(file_path: str | Path) -> pd.DataFrame:
     A damaged or truncated file is read up to the damage, which is logged as a warning.
 
     :param file_path: The event file, or a directory with event files, which are read in the order of their names.
+    :raises ConfigError: There is no event file.
     """
     import pandas as pd
 

@@ -17,6 +17,8 @@ class Timeout:
 
     :param seconds: The limit; fractions are allowed, 0: no limit.
     :param error_message: Text of the error.
+    :raises ValueError: The limit is negative.
+    :raises RuntimeError: The block is entered in another thread, or on a system without `SIGALRM`.
     """
 
     def __init__(self, seconds: float = 1, error_message: str = "Timeout") -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +182,11 @@ class WithoutCopies(CountDown):
         raise NotImplementedError("WithoutCopies cannot be copied.")
 
 
+class InterruptedCopies(CountDown):
+    def clone_from(self, env: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class CountDownEnv(MazeEnv[CountDown]):
     def __init__(self, core_env: CountDown | None = None) -> None:
         actions = {"choice": spaces.Discrete(2)}
@@ -282,6 +289,17 @@ def test_a_heuristic_that_fails_ends_the_improvement() -> None:
         pytest.raises(ZeroDivisionError, match="no stock"),
     ):
         context.improve(Broken(), budget_s=12)
+
+
+def interrupted_env() -> CountDownEnv:
+    return CountDownEnv(InterruptedCopies())
+
+
+def test_an_interrupted_improvement_reports_the_policies_that_are_evaluated() -> None:
+    parts = [f"env._target_={__name__}.interrupted_env", f"policy={{_target_: {__name__}.Zero}}"]
+    assert main(["-cn", "conf_improve", *parts, "budget=8s", "hydra.run.dir=found"]) == 128 + signal.SIGTERM
+    assert set(pd.read_csv("found/comparison.csv").policy) == {"heuristic"}
+    assert "the command was interrupted" in Path("found/report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -214,9 +214,13 @@ def test_vector_environments_of_gymnasium_cannot_be_copied_by_rows() -> None:
 
     batch = GymBatch(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"))
     batch.begin(np.arange(2))
-    with pytest.raises(EnvironmentContractError, match="cannot be copied"):
+    with pytest.raises(
+        EnvironmentContractError, match=r"^CartPoleVectorEnv\(CartPole-v1, num_envs=2\) cannot be copied"
+    ):
         batch.copy_rows(batch, np.arange(1), np.arange(1))
-    with pytest.raises(EnvironmentContractError, match="cannot get new futures"):
+    with pytest.raises(
+        EnvironmentContractError, match=r"^CartPoleVectorEnv\(CartPole-v1, num_envs=2\): .* cannot get new futures"
+    ):
         batch.new_futures(np.arange(2), 0, 1)
 
 

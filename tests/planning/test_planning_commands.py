@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from maze.api.run_context import RunContext
 from maze.api.utils import RunMode
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 
 SHORT = ["runner.max_episode_steps=6"]
@@ -99,3 +103,62 @@ def test_a_run_context_evaluates_a_named_rollout() -> None:
     context = RunContext(env="lost_sales", policy="rollout", overrides=overrides, silent=True)
     frame = context.rollout(n_episodes=1, max_episode_steps=4)
     assert "PlanningEvents" in frame.index.get_level_values("interface")
+
+
+class _Overflow(gymnasium.Env[Any, Any]):
+    """Fail after some steps; copies only, except if `fails` is set."""
+
+    observation_space = spaces.Box(0, 99, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    n_steps = 0
+
+    def __init__(self, last: int, fails: bool) -> None:
+        self.last, self.fails = last, fails
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        twin = _Overflow(self.last, fails=True)
+        twin.n_steps = self.n_steps
+        return twin
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.n_steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.n_steps += 1
+        if self.n_steps > self.last and self.fails:
+            raise ValueError("no machine is left")
+        return np.full(1, self.n_steps, np.float32), 1.0, self.n_steps == 99, False, {}
+
+
+def overflow_env(last: int, fails: bool = False) -> GymMazeEnv:
+    return GymMazeEnv(lambda: _Overflow(last, fails))
+
+
+ROLLOUT = ["policy=rollout", "policy.base=random_policy", "policy.scenarios=2"]
+SHORT_EVALUATION = "algorithm.rollout_evaluator.n_episodes=1"
+FUTURE = "a simulated future of a candidate action"
+
+
+@pytest.mark.parametrize(
+    ("last", "arguments", "messages"),
+    [
+        (60, [*ROLLOUT, "runner=sequential"], ["after 41 steps of its episode", FUTURE]),
+        (60, [*ROLLOUT, "runner=parallel", "runner.n_processes=1"], ["after 41 steps of its episode", FUTURE]),
+        (60, [*ROLLOUT, "runner=sequential", "policy.n_processes=2"], ["after 41 steps of its episode", FUTURE]),
+        (9, [*ROLLOUT, "runner=sequential"], ["a simulation with random actions"]),
+        (60, ["runner=sequential", "runner.best_of=2", "+env.fails=true"], ["one of the plays of an episode"]),
+        (60, ["-cn", "conf_train", "algorithm=dcl", SHORT_EVALUATION], ["an episode of algorithm=dcl"]),
+        (60, ["-cn", "conf_train", "algorithm=self_labelling", SHORT_EVALUATION], ["a solution that"]),
+    ],
+)  # fmt: skip
+def test_failures_in_simulations_are_distinguished_from_those_of_the_episode(
+    last: int, arguments: list[str], messages: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    env = [f"env._target_={__name__}.overflow_env", f"+env.last={last}"]
+    assert main([*arguments, *env]) == 1
+    printed = capfd.readouterr().err
+    error = "\n".join(line for line in printed.splitlines() if "Error: " in line or line.startswith("This happened"))
+    assert "no machine is left" in error
+    for message in messages:
+        assert message in error, error

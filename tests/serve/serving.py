@@ -76,11 +76,19 @@ def always(action: int) -> bytes:
     return exported(GymMazeEnv("CartPole-v1"), {0: Always(action)}, name=f"always {action}")
 
 
+class ManyCartPoles(GymMazeEnv):
+    """CartPole that declares a varying number of agents."""
+
+    @property
+    def agent_counts_dict(self) -> dict[Any, int]:
+        return {0: -1}
+
+
 @cache
-def stacked() -> bytes:
+def stacked(kind: type[GymMazeEnv] = GymMazeEnv) -> bytes:
     """An untrained policy for CartPole with three stacked observations."""
     env = ObservationStackWrapper.wrap(
-        GymMazeEnv("CartPole-v1"),
+        kind("CartPole-v1"),
         stack_config=[
             {"observation": "observation", "keep_original": False, "tag": None, "delta": False, "stack_steps": 3}
         ],

@@ -18,7 +18,7 @@ from maze.serve.app import Limits, Tokens
 from maze.serve.client import PolicyClient, ServerError
 from maze.serve.policies import Policies
 from maze.serve.server import LARGEST_HEAD
-from tests.serve.serving import always, served, stacked
+from tests.serve.serving import ManyCartPoles, always, served, stacked
 
 OBSERVATION = [0.01, -0.02, 0.03, 0.04]
 
@@ -185,7 +185,8 @@ def test_slow_bodies_of_one_client_do_not_delay_those_of_another() -> None:
 
 def test_a_session_keeps_the_observations_of_a_bounded_number_of_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("maze.serve.policies.MOST_ACTORS", 3)
-    with served({"p": stacked()}) as (url, _), PolicyClient(url) as client, client.session() as session:
+    content = stacked(ManyCartPoles)
+    with served({"p": content}) as (url, _), PolicyClient(url) as client, client.session() as session:
         for agent_id in (0, 1, 5, 1):
             session.act(OBSERVATION, agent_id=agent_id)
         with pytest.raises(ServerError, match="3 actors") as refused:

@@ -53,10 +53,23 @@ def client(url: str) -> Iterator[PolicyClient]:
         yield connection
 
 
-def test_an_observation_and_several_are_refused(url: str) -> None:
-    reply = httpx.post(f"{url}/act", json={"observation": OBSERVATION, "observations": [OBSERVATION] * 2})
+@pytest.mark.parametrize(
+    ("one", "many"),
+    [
+        ({"observation": OBSERVATION}, {"observations": [OBSERVATION]}),
+        ({"state": {"bundle": "0", "values": {}}}, {"observations": [OBSERVATION]}),
+        ({"episode_start": True}, {"observations": [OBSERVATION]}),
+        ({"episode": "monday"}, {"observations": [OBSERVATION]}),
+        ({"step": 0}, {"observations": [OBSERVATION]}),
+        ({"observation": OBSERVATION}, {"episode_starts": [True]}),
+    ],
+)
+def test_fields_of_one_observation_and_of_several_are_refused(
+    url: str, one: dict[str, Any], many: dict[str, Any]
+) -> None:
+    reply = httpx.post(f"{url}/act", json=one | many)
     assert reply.status_code == 422
-    assert "`observation` and `observations` exclude each other" in reply.json()["error"]["message"]
+    assert f"`{next(iter(one))}` and `{next(iter(many))}` exclude each other" in reply.json()["error"]["message"]
 
 
 def test_an_unreachable_server_does_not_hide_the_error_that_ended_a_session() -> None:
@@ -470,6 +483,8 @@ BAD_REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str], int, str]] = {
     "seed": ("POST", "/act", b'{"observation":[0,0,0,0],"seed":-1,"deterministic":false}', JSON, 422, "invalid"),
     "seed-of-a-session": ("POST", "/sessions", b'{"seed":18446744073709551615}', JSON, 422, "invalid"),
     "agent": ("POST", "/act", b'{"observation":[0,0,0,0],"agent_id":"a"}', JSON, 422, "invalid"),
+    "unknown-agent": ("POST", "/act", b'{"observation":[0,0,0,0],"agent_id":1}', JSON, 422, "unknown_agent"),
+    "negative-agent": ("POST", "/act", b'{"observation":[0,0,0,0],"agent_id":-1}', JSON, 422, "unknown_agent"),
     "sub-step": ("POST", "/act/%2e%2e%2f", b'{"observation":[0,0,0,0]}', JSON, 404, "unknown_path"),
     "unknown-sub-step": ("POST", "/act/7", b'{"observation":[0,0,0,0]}', JSON, 404, "unknown_step"),
     "session": ("POST", "/sessions/none/act", b'{"observation":[0,0,0,0]}', JSON, 404, "unknown_session"),

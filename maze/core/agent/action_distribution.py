@@ -107,7 +107,12 @@ class UniformActions:
 
 
 class Mixture:
-    """With probability `epsilon` one distribution, otherwise another one."""
+    """With probability `epsilon` another distribution, otherwise the base.
+
+    :param base: Distribution with probability `1 - epsilon`.
+    :param other: Distribution with probability `epsilon`, over the same rows and heads.
+    :param epsilon: In [0, 1]; the same for all rows.
+    """
 
     def __init__(self, base: ActionDistribution, other: ActionDistribution, epsilon: float) -> None:
         self._base, self._other, self._epsilon = base, other, epsilon
@@ -225,7 +230,16 @@ def action_distribution(
 def log_probabilities(
     data: LoggedSteps, policy: Policy, action_spaces: Mapping[Any, spaces.Dict], greedy: bool = False
 ) -> Array:
-    """Return log-probabilities (densities) of the logged actions under a policy, `[n_decisions]`."""
+    """Return log-probabilities (densities) of the logged actions under a policy.
+
+    :param data: The logged decisions.
+    :param policy: A policy that :func:`action_distribution` accepts.
+    :param action_spaces: Action spaces by step key.
+    :param greedy: Evaluate the greedy actions of a torch policy instead of its distribution.
+    :return: `[n_decisions]`, in the order of the log. Minus infinity where the policy never takes the action; NaN for
+        continuous actions of a deterministic policy.
+    :raises ConfigError: See :func:`action_distribution`.
+    """
     found = np.empty(len(data))
     for key, chosen, distribution in distributions_of(data, policy, action_spaces, greedy):
         found[chosen] = distribution.log_prob(
@@ -237,7 +251,14 @@ def log_probabilities(
 def distributions_of(
     data: LoggedSteps, policy: Policy, action_spaces: Mapping[Any, spaces.Dict], greedy: bool
 ) -> Iterator[tuple[Any, Array, ActionDistribution]]:
-    """Yield a policy's distributions in the decisions of each actor, after step key and positions of these."""
+    """Yield a policy's distributions in the decisions of each actor.
+
+    :param data: The logged decisions.
+    :param policy: A policy that :func:`action_distribution` accepts.
+    :param action_spaces: Action spaces by step key.
+    :param greedy: Evaluate the greedy actions of a torch policy instead of its distribution.
+    :return: Step key, positions of the actor's decisions in the log, `[n]`, and distribution over `n` rows.
+    """
     for key, table in data.tables.items():
         positions = data.positions(key)
         for agent in np.unique(data.agent_ids[positions]):

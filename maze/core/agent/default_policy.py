@@ -47,8 +47,9 @@ class DefaultPolicy(Policy):
         return self.policy_for(actor_id).compute_action(observation, deterministic=deterministic)
 
     def policy_for(self, actor_id: ActorID | None) -> FlatPolicy:
-        """Return the flat policy of an actor (`None`: the only one there is).
+        """Return the flat policy of an actor.
 
+        :param actor_id: The actor, of which the sub-step counts; `None`: the only policy there is.
         :raises ConfigError: There is none for the actor's sub-step, or several and no actor is named.
         """
         return for_actor(self.policies, actor_id, "policy.policies")

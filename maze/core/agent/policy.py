@@ -38,6 +38,8 @@ class Policy(ABC):
         """Restart the policy's generators: the same seed and observations give the same actions.
 
         Default: nothing, for policies that draw nothing.
+
+        :param seed: A non-negative integer.
         """
 
     def needs_state(self) -> bool:
@@ -85,11 +87,12 @@ class Policy(ABC):
         """Rank actions, best first. The default is the deterministic action alone, with probability 1.
 
         :param observation: Observation of the acting actor.
-        :param num_candidates: Maximum number of actions; `None`: all.
+        :param num_candidates: Maximum number of actions, at least 1; `None`: all.
         :param maze_state: State of the simulator, if :meth:`needs_state`.
         :param env: The environment itself, if :meth:`needs_env`.
         :param actor_id: The acting actor; optional where there is only one policy.
         :return: The actions, and their probabilities or scores.
+        :raises ConfigError: The policy cannot rank its actions, such as a torch policy with a continuous action head.
         """
         return [self.compute_action(observation, maze_state, env, actor_id, deterministic=True)], [1.0]
 
@@ -176,7 +179,12 @@ class HiddenStates:
         self._by_actor: dict[ActorID | None, StatesOfActor] = {}
 
     def of(self, actor: ActorID | None) -> StatesOfActor:
-        """Return the states of an actor, to be read and overwritten."""
+        """Return the states of an actor, to be read and overwritten.
+
+        :param actor: The actor; `None`: the only one there is.
+        :return: float32 `[n_envs, size]` by state key, zero at first; empty where the actor's network carries none. The
+            arrays are those that this object keeps.
+        """
         states = self._by_actor.get(actor)
         if states is None:
             sizes = self._sizes(actor)
@@ -232,7 +240,11 @@ class HiddenStates:
         return {"actors": [[None if actor is None else tuple(actor), of] for actor, of in self.copied().items()]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore states of :meth:`state_dict`; states of another number of environments are ignored."""
+        """Restore states of :meth:`state_dict`; current states are dropped.
+
+        :param state_dict: The states, which are copied. Those of another number of environments or another size are
+            ignored, so that they are zero.
+        """
         self._by_actor.clear()
         for actor, saved in state_dict["actors"]:
             states = self.of(None if actor is None else ActorID(*actor))

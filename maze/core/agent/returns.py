@@ -103,6 +103,10 @@ class Trajectories:
     """Inputs of a return function, time-major `[n_times, n_trajectories]`, without gradients.
 
     Lists hold an entry for each output of the critic, or (rewards) for each sub-step of an environment step.
+
+    :param rewards: Rewards by sub-step of an environment step.
+    :param terminated: Where an episode terminated, bool.
+    :param truncated: Where an episode was truncated, bool; never together with `terminated`.
     """
 
     values: list[torch.Tensor]

@@ -54,7 +54,10 @@ class StateCriticOutput(Substeps[StateCriticStepOutput]):
         return [output.detached_values for output in self]
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Give all values another shape, in place."""
+        """Give all values another shape, in place.
+
+        :param shape: The shape, with as many elements as the batch; -1 stands for the remaining ones.
+        """
         for output in self:
             output.values = output.values.reshape(tuple(shape))
             output.detached_values = output.detached_values.reshape(tuple(shape))

@@ -86,6 +86,7 @@ class TorchActorCritic(TorchModel):
         :param record: Observations are tensors (or arrays), with any leading batch dimensions the networks take.
         :param temperature: See :meth:`TorchPolicy.compute_substep_policy_output`.
         :param runs: Sources of the hidden states; required by recurrent models.
+        :raises ConfigError: The critic is a state-action critic.
         """
         return self.evaluate(record.substep_records, temperature, runs)
 
@@ -94,8 +95,10 @@ class TorchActorCritic(TorchModel):
     ) -> tuple[PolicyOutput, StateCriticOutput]:
         """Compute the outputs of policy and critic for the sub-steps of environment steps.
 
-        The arguments are those of :meth:`compute_actor_critic_output`, with the records or rows of the sub-steps
-        instead of a record.
+        :param substeps: Records or rows with the observations and the actor of each sub-step, in their order.
+        :param temperature: See :meth:`TorchPolicy.compute_substep_policy_output`.
+        :param runs: Sources of the hidden states; required by recurrent models.
+        :raises ConfigError: The critic is a state-action critic.
         """
         critic = self.state_critic
         policy_output = self.policy.evaluate(substeps, temperature, None if runs is None else runs.policy)

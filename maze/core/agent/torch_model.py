@@ -41,7 +41,7 @@ def resolve_device(device: str, key: str = "device", default: str = "") -> str:
     try:
         parsed = torch.device(device)
         if device == default and parsed.type == "cuda" and not torch.cuda.is_available():
-            logger.warning("%s: the default %s needs a CUDA device, which was not found; using cpu.", key, device)
+            logger.info("%s: the default %s needs a CUDA device, which was not found; using cpu.", key, device)
             return "cpu"
         torch.empty(0, device=parsed)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
@@ -145,7 +145,13 @@ def network_weights(networks: Mapping[Any, nn.Module]) -> dict[Any, dict[str, to
 
 
 def load_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, Any], group: str) -> None:
-    """Copy `state[group]` into the networks, in place, after all of it was found to fit."""
+    """Copy saved weights into the networks, in place, after all of them were found to fit.
+
+    :param networks: Networks by key.
+    :param state: State dictionary; `state[group][key]` has the weights of a network by parameter.
+    :param group: Key of these networks in the state dictionary.
+    :raises CheckpointError: The weights do not fit; no network was changed.
+    """
     check_network_weights(networks, state, group)
     for key, network in networks.items():
         network.load_state_dict(state[group][key])
@@ -205,6 +211,7 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
     Integer and boolean observations become floating numbers too; a network with an index embedding casts back.
 
     :param observation: Arrays or tensors `[..., *space.shape]` by key; the shapes stay.
+    :param device: Name of the device.
     """
     dtype = torch.get_default_dtype()
     tensors: dict[str, torch.Tensor] = {}
@@ -250,7 +257,12 @@ class TargetNetworks:
         return {str(index): dict(network.state_dict()) for index, network in enumerate(self._networks)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from weights that :meth:`state_dict` gave."""
+        """Continue from weights that :meth:`state_dict` gave.
+
+        :param state_dict: The weights, which are copied into the targets.
+        :raises KeyError: Weights of a network are missing.
+        :raises RuntimeError: Weights do not fit a network.
+        """
         for index, network in enumerate(self._networks):
             network.load_state_dict(state_dict[str(index)])
 
@@ -294,7 +306,11 @@ class TorchModel(ABC):
 
     @abstractmethod
     def to(self, device: str) -> None:
-        """Move the networks, in place."""
+        """Move the networks, in place.
+
+        :param device: Name of the device, such as `cpu` or `cuda:1`.
+        :raises ConfigError: The device is unknown to torch or cannot be used here.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -304,6 +320,7 @@ class TorchModel(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copy weights into the networks; nothing changes when they do not fit.
 
+        :param state_dict: A result of :meth:`state_dict`; further groups of weights are ignored.
         :raises CheckpointError: Networks or tensors are missing, left over or of other shapes.
         """
 
@@ -328,7 +345,11 @@ class NetworksModel(TorchModel):
         self._move_networks()
 
     def network_key(self, actor_id: ActorID | None) -> Any:
-        """Return the key of the network of an actor (`None`: the only one there is)."""
+        """Return the key of the network of an actor.
+
+        :param actor_id: The actor; `None`: the only network there is.
+        :raises ConfigError: There is no network for the actor, or several ones and no actor is named.
+        """
         if actor_id is None:
             if len(self.networks) > 1:
                 raise ConfigError(f"{self._name}: there are {list(self.networks)}; pass `actor_id`.")
@@ -346,7 +367,11 @@ class NetworksModel(TorchModel):
         return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
 
     def running_for(self, actor_id: ActorID | None, run: Run) -> AbstractContextManager[None]:
-        """Return a context in which an actor's network takes its hidden states from a run."""
+        """Return a context in which an actor's network takes its hidden states from a run.
+
+        :param actor_id: The actor; `None`: the only network there is.
+        :param run: Source of the hidden states; without effect on networks that carry none.
+        """
         return running(self._cells[self.network_key(actor_id)].values(), run)
 
     def _outputs(self, key: Any, tensors: dict[str, torch.Tensor], run: Run | None = None) -> Any:

@@ -83,7 +83,10 @@ class TorchPolicy(NetworksModel, Policy):
         return {"numpy": generator_state(self._rng), "torch": self._torch_generator.get_state()}
 
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`rng_state` returned."""
+        """Continue from a state that :meth:`rng_state` returned.
+
+        :param state: The state, which is copied.
+        """
         set_generator_state(self._rng, state["numpy"])
         self._torch_generator.set_state(state["torch"])
 
@@ -229,8 +232,9 @@ class TorchPolicy(NetworksModel, Policy):
     def compute_policy_output(self, record: StructuredSpacesRecord, temperature: float = 1.0) -> PolicyOutput:
         """Return outputs for all sub-steps of a record whose observations are tensors (or arrays).
 
-        :param record: The record.
+        :param record: The record, with any leading batch dimensions.
         :param temperature: See :meth:`compute_substep_policy_output`.
+        :raises ConfigError: See :meth:`compute_substep_policy_output`; :meth:`evaluate` takes hidden states.
         """
         return self.evaluate(record.substep_records, temperature)
 
@@ -252,11 +256,18 @@ class TorchPolicy(NetworksModel, Policy):
     # -- networks -----------------------------------------------------------------------------------------------------
 
     def network_for(self, actor_id: ActorID | None) -> nn.Module:
-        """Return the network that acts for `actor_id` (`None`: the only one there is)."""
+        """Return the network that acts for an actor.
+
+        :param actor_id: The actor; `None`: the only network there is.
+        :raises ConfigError: There is no network for the actor, or several ones and no actor is named.
+        """
         return self.networks[self.network_key(actor_id)]
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
-        """Return whether another policy acts with the same networks, so that both learn at once."""
+        """Return whether another policy acts with the same networks, so that both learn at once.
+
+        :param other: The other policy, which has each network object of this one under the same key.
+        """
         return all(network is other.networks.get(key) for key, network in self.networks.items())
 
     @override(NetworksModel)
@@ -363,7 +374,9 @@ class ActionHeads:
     def as_arrays(self, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
         """Return the logits among a network's outputs as arrays; all outputs where there are none.
 
-        Each is `[batch, ...]`.
+        :param outputs: Tensors `[batch, ...]` by key.
+        :return: Arrays `[batch, ...]` of float32 or float64, by action head.
+        :raises EnvironmentContractError: All choices of a row are masked.
         """
         logits: dict[str, Any] = {}
         for head, _, sizes in self._heads:

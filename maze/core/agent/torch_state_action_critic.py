@@ -266,7 +266,9 @@ class TorchSharedStateActionCritic(TorchStateActionCritic):
     Observations that several sub-steps have under one key are taken from the first of them; action heads need different
     names in different sub-steps.
 
-    :raises ConfigError: There is not one network.
+    :param arguments: Arguments of :class:`TorchStateActionCritic`, whose `networks` has one entry of any key.
+    :param named: The same, by name.
+    :raises ConfigError: There is not one network, or two sub-steps have an action head of the same name.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -312,6 +314,8 @@ def are_all_discrete(action_space: spaces.Dict) -> bool:
 def encoded_size(space: spaces.Space[Any], head: str) -> int:
     """Return the number of features that :func:`encode_action` gives for one action head.
 
+    :param space: Space of the head.
+    :param head: Name of the head, for the message.
     :raises ConfigError: The space has no encoding.
     """
     if isinstance(space, spaces.Discrete):

@@ -61,6 +61,7 @@ class TorchStateCritic(NetworksModel, StateCritic):
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> Any:
         """Return the value of the observations of one sub-step.
 
+        :param observation: Observations `[..., *shape]` by key.
         :param critic_id: Key of the network.
         :return: The network's outputs, `value` among them; a shared or delta critic returns the values themselves.
         """
@@ -117,11 +118,14 @@ class TorchStateCritic(NetworksModel, StateCritic):
     ) -> torch.Tensor:
         """Return targets of one output: generalised advantages plus values.
 
+        :param gamma: Discount for each environment step.
+        :param gae_lambda: 0: one-step targets, 1: discounted returns.
+        :param rewards: `[n_steps, n_envs]`.
+        :param values: `[n_steps, n_envs]`. The last step bootstraps from its own value.
+        :param dones: The episode terminated in this environment step, `[n_steps, n_envs]`.
         :param deltas: Predicted differences of a later sub-step's value from `values`. They leave its target as it
             is: all sub-steps of a step lead to the same next one.
-
-        The other arguments are those of :meth:`compute_structured_return`, for one output.
-        :return: `[n_steps, n_envs]`, as the values.
+        :return: `[n_steps, n_envs]`, without gradients.
         """
         del deltas
         next_values, never = next_values_from(values, values[-1]), torch.zeros_like(dones)

@@ -178,7 +178,8 @@ class AgentDeployment:
     ) -> MazeActionType:
         """Report a state and return the action for it.
 
-        A reward that is an array has the shape `[n_actors]`.
+        A reward that is an array has the shape `[n_actors]`. Errors of the policy, of wrappers and of conversions are
+        raised here and end the episode: the next call is :meth:`finish_episode` or :meth:`close`.
 
         :param maze_state: The state. States are reported one by one in their order.
         :param reward: Reward of the last action; ignored for the first state of an episode.
@@ -190,7 +191,9 @@ class AgentDeployment:
             that began the step acts again; required where actors are chosen freely.
         :return: The action, or candidates.
         :raises EpisodeOverError: A wrapper ended the episode with this state.
-        :raises DeploymentError: The deployment is closed, or another thread uses it.
+        :raises DeploymentError: The deployment is closed, another thread uses it, the episode has failed, or `done`.
+        :raises EnvironmentContractError: An argument has a wrong type, or the actor is unknown; the episode continues.
+        :raises NonFiniteError: The reward is NaN or infinite; the episode continues.
         """
         with self._in_use("act"):
             if self._phase is _Phase.FAILED:
@@ -241,6 +244,7 @@ class AgentDeployment:
         :param done: Whether the episode is over; otherwise it counts as truncated.
         :param info: Further information about the last action.
         :param events: Events since the last state.
+        :raises DeploymentError: The deployment is closed, or another thread uses it.
         """
         with self._in_use("finish_episode"):
             if self._phase is _Phase.ACTING:
@@ -391,7 +395,11 @@ class DeploymentStats(LogStatsConsumer):
         self._episodes.append(stat)
 
     def aggregator(self, level: LogStatsLevel) -> LogStatsAggregator:
-        """Return statistics of the last episode, or over the latest ones (epoch)."""
+        """Return statistics of the last episode, or over the latest ones.
+
+        :param level: Episode or epoch.
+        :return: A new aggregator with the statistics as its `last_stats`, empty before the first episode.
+        """
         aggregator = LogStatsAggregator(level)
         if level is LogStatsLevel.EPISODE:
             aggregator.last_stats = dict(self._episodes[-1]) if self._episodes else {}

@@ -59,7 +59,10 @@ class MazeActionCandidates:
 
 
 class ActionConversionCandidatesInterface(ActionConversionInterface):
-    """Convert each candidate by the conversion of single actions."""
+    """Convert each candidate by the conversion of single actions, after clipping it to the bounds of `Box` heads.
+
+    :param action_conversion: Conversion of single actions.
+    """
 
     def __init__(self, action_conversion: ActionConversionInterface) -> None:
         self.action_conversion = action_conversion

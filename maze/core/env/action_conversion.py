@@ -55,7 +55,11 @@ class ActionConversionInterface(ABC):
 
 
 def uses_state(conversion: ActionConversionInterface) -> bool:
-    """Return whether a conversion uses the state; a subclass with a `space_to_maze` of its own decides for itself."""
+    """Return whether a conversion uses the state.
+
+    :param conversion: The conversion. The class that defines its `space_to_maze` decides, by its own attribute
+        `uses_state`; without one, it uses the state.
+    """
     owner = next(each for each in type(conversion).__mro__ if "space_to_maze" in vars(each))
     return bool(vars(owner).get("uses_state", True))
 
@@ -125,6 +129,8 @@ class ActionBounds:
 
     Unbounded distributions sample actions beyond the bounds. Log-probabilities are those of the sampled action; the
     environment and replay buffers receive the clipped action.
+
+    :param space: An action space; one that is not a dictionary has no heads to clip.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -165,7 +171,7 @@ class ActionBounds:
         """Return clipped values of one head.
 
         :param head: The head, bounded or not.
-        :param values: `[..., *shape]`
+        :param values: `[..., *shape]`, which are returned themselves if the head has no bounds.
         """
         bounds = self.by_head.get(head)
         return values if bounds is None else _minimum(_maximum(values, bounds[0]), bounds[1])

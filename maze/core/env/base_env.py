@@ -46,6 +46,9 @@ def is_truncated(done: bool, info: Mapping[Any, Any] | None) -> bool:
     """Return whether a step with `done` and `info` truncated the episode.
 
     An episode that has ended without truncation has terminated: its last value is zero, without bootstrapping.
+
+    :param done: Whether the episode has ended.
+    :param info: The `info` of the step; `None`: it has none.
     """
     return bool(done and info and info.get(TRUNCATION_KEY, False))
 

@@ -48,7 +48,12 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def scenario_seed(seed: int, scenario: int) -> int:
-    """Return the seed of a scenario, 31 bits, for generators of single environments."""
+    """Return the seed of a scenario for generators of single environments.
+
+    :param seed: Seed of all scenarios, any integer.
+    :param scenario: Number of the scenario.
+    :return: An integer of 31 bits, the same for the same arguments.
+    """
     return _mixed(_mixed(int(seed) % 2**64) + int(scenario) * int(_STRIDE) & _WORD) >> 33
 
 
@@ -58,6 +63,8 @@ class RowGenerators:
     The numbers of a row depend on its seed and on the number of values taken only, not on other rows. `new_futures`
     replaces the generator of a row by that of a scenario, whose numbers depend on the scenario and on the step only, so
     that rows of the same scenario share them.
+
+    :param n_rows: Number of rows, each of which begins with a seed from the operating system.
     """
 
     def __init__(self, n_rows: int) -> None:
@@ -157,7 +164,11 @@ class RowGenerators:
         return numbers
 
     def state(self, row: int) -> dict[str, int]:
-        """Return the position of the generator of a row."""
+        """Return the position of the generator of a row.
+
+        :param row: Index of the row.
+        :return: Integers, for :meth:`load_state`.
+        """
         state = {"seed": int(self._seeds[row]), "block": int(self._blocks[row]), "position": int(self._positions[row])}
         if self._is_scenario[row]:
             state |= {"key": int(self._keys[row]), "counter": int(self._counters[row])}
@@ -246,9 +257,7 @@ class BatchedCoreEnv(ABC):
         max_episode_steps: int | None = None,
     ) -> None:
         if list(action_spaces) != list(observation_spaces):
-            raise ConfigError(
-                f"{type(self).__name__}: different sub-steps, {list(action_spaces)} and {list(observation_spaces)}."
-            )
+            raise ConfigError(f"{self}: different sub-steps, {list(action_spaces)} and {list(observation_spaces)}.")
         self.n_envs = n_envs
         self.action_spaces = dict(action_spaces)
         self.observation_spaces = dict(observation_spaces)
@@ -277,6 +286,9 @@ class BatchedCoreEnv(ABC):
         self.autoreset_pending: np.ndarray | None = None
         """Indices of simulations with a pending autoreset: the next step begins their episode and ignores their action;
         `None`: there are none. See :class:`~maze.core.wrappers.gym_vector_env.GymBatch`."""
+
+    def __repr__(self) -> str:
+        return type(self).__name__
 
     @abstractmethod
     def reset_rows(self, rows: np.ndarray) -> None:
@@ -403,13 +415,13 @@ class BatchedCoreEnv(ABC):
         if instances is None:
             return
         self.instance_set = InstanceSet.of(instances)
-        self.instance_set.require(self.instance_arrays, type(self).__name__)
+        self.instance_set.require(self.instance_arrays, str(self))
         first = np.zeros(1, np.int64)
         try:
             self._begin_instances(first, self.instance_set.rows(first))
         except (ValueError, IndexError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{self.instance_set.origin}: the arrays do not fit {type(self).__name__}.load_instances: {error}"
+                f"{self.instance_set.origin}: the arrays do not fit {self}.load_instances: {error}"
             ) from error
 
     @property
@@ -423,9 +435,7 @@ class BatchedCoreEnv(ABC):
         :param rows: Indices of the simulations, `[n_rows]`.
         :param instances: Arrays `[n_rows, ...]` of the instance set by name, one instance for each simulation.
         """
-        raise ConfigError(
-            f"env.instances: {type(self).__name__} has no instance sets; it needs load_instances and use_instances."
-        )
+        raise ConfigError(f"env.instances: {self} has no instance sets; it needs load_instances and use_instances.")
 
     def advance(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take a sub-step and advance to the next one.
@@ -441,7 +451,7 @@ class BatchedCoreEnv(ABC):
         if self.substep:
             if terminated.any() or (others and others[0].any()):
                 raise EnvironmentContractError(
-                    f"{type(self).__name__}: an episode ended with the sub-step "
+                    f"{self}: an episode ended with the sub-step "
                     f"{self.step_keys[self.substep - 1]!r}; expected {self.step_keys[-1]!r}."
                 )
             return rewards, terminated, self.no_rows
@@ -501,10 +511,10 @@ class BatchedCoreEnv(ABC):
             False: the caller replaces them with :meth:`new_futures`, as planning needs it.
         """
         if (problem := source.why_not_kept()) is not None:
-            raise EnvironmentContractError(f"{type(source).__name__} cannot be copied: {problem}.")
+            raise EnvironmentContractError(f"{source} cannot be copied: {problem}.")
         if not self.seeds_rows and source.n_envs > 1:
             raise EnvironmentContractError(
-                f"{type(self).__name__} cannot be copied by rows, which share one state; copy single environments."
+                f"{self} cannot be copied by rows, which share one state; copy single environments."
             )
         self.substep = source.substep
         if type(self).row_state is not BatchedCoreEnv.row_state:  # there is more to its state than arrays
@@ -533,7 +543,7 @@ class BatchedCoreEnv(ABC):
         """
         if not self.seeds_rows:
             raise EnvironmentContractError(
-                f"{type(self).__name__}: rows share one random generator, so that they cannot get new futures; plan "
+                f"{self}: rows share one random generator, so that they cannot get new futures; plan "
                 "with a single environment, such as a `gymnasium.Env`, or with a `BatchedCoreEnv` with own generators."
             )
         self.random.new_futures(rows, scenarios, seed)

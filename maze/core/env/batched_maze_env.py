@@ -53,7 +53,10 @@ class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
         self._scratch.close()
 
     def batch(self, n_envs: int) -> BatchedCoreEnv:
-        """Return a vectorised simulation of the same problem."""
+        """Return a new vectorised simulation of the same problem.
+
+        :param n_envs: Number of its environments, which are neither seeded nor reset.
+        """
         return self._make(n_envs)
 
     @property

@@ -90,7 +90,11 @@ class Parameter(NamedTuple):
         return len(self.values) if self.is_text else 1
 
     def drawn(self, uniform: np.ndarray) -> np.ndarray:
-        """Return stored values for random numbers in [0, 1), `[n]`."""
+        """Return stored values for random numbers; all values of a list, or whole numbers, are equally probable.
+
+        :param uniform: Random numbers in [0, 1), `[n]`.
+        :return: float64 `[n]`.
+        """
         if self.values:
             stored = np.arange(len(self.values)) if self.is_text else np.asarray(self.values, np.float64)
             return np.asarray(stored[(uniform * len(stored)).astype(np.int64)], np.float64)
@@ -99,14 +103,23 @@ class Parameter(NamedTuple):
         return self.lower + uniform * (self.upper - self.lower)
 
     def observed(self, stored: np.ndarray) -> np.ndarray:
-        """Return observations in [0, 1], `[n, size]`: numbers scaled to their range, texts as one of n."""
+        """Return observations of stored values: numbers scaled to their range, texts as one of n.
+
+        :param stored: Stored values, `[n]`; those outside the range are not clipped.
+        :return: float32 `[n, size]`, in [0, 1] for values in the range.
+        """
         if self.is_text:
             return np.asarray(stored[:, None] == np.arange(len(self.values)), np.float32)
         width = (self.upper - self.lower) or 1.0
         return np.asarray((stored[:, None] - self.lower) / width, np.float32)
 
     def stored(self, observed: np.ndarray) -> np.ndarray:
-        """Return the stored values `[n]` of observations `[n, size]`; the inverse of :meth:`observed`."""
+        """Return the stored values of observations; the inverse of :meth:`observed`.
+
+        :param observed: Observations, `[n, size]`. Those between the values of a list, or between whole numbers, stand
+            for the nearest one.
+        :return: float64 `[n]`.
+        """
         if self.is_text:
             return np.asarray(observed.argmax(axis=1), np.float64)
         numbers = self.lower + observed[:, 0].astype(np.float64) * (self.upper - self.lower)
@@ -220,10 +233,11 @@ class InstanceSet:
             ) from error
 
     def require(self, names: Sequence[str], env_name: str) -> None:
-        """Raise a `ConfigError` unless there are arrays of these names.
+        """Check that there are arrays of these names; further arrays are allowed.
 
         :param names: The names.
         :param env_name: The environment that needs them, for messages.
+        :raises ConfigError: An array is missing.
         """
         if not {*names} <= {*self.arrays}:
             raise ConfigError(
@@ -231,7 +245,11 @@ class InstanceSet:
             )
 
     def rows(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the arrays of some instances, `[n_indices, ...]`."""
+        """Return some instances.
+
+        :param indices: Their indices, `[n_indices]`.
+        :return: Arrays `[n_indices, ...]` by name, copies for an array of indices.
+        """
         return {name: array[indices] for name, array in self.arrays.items()}
 
     def __len__(self) -> int:
@@ -258,11 +276,12 @@ def ordered_seeds(seeds: Sequence[tuple[int, int]], n_instances: int) -> list[tu
 
 
 def check_episode_count(n_episodes: int, n_instances: int, key: str) -> None:
-    """Raise a `ConfigError` if some instances would be played more often than others.
+    """Check that no instance is played more often than others, unless some are not played at all.
 
     :param n_episodes: Number of episodes.
     :param n_instances: Number of instances.
     :param key: Configuration key of `n_episodes`, for the message.
+    :raises ConfigError: There are more episodes than instances, and no multiple of their number.
     """
     if n_episodes > n_instances and n_episodes % n_instances:
         raise ConfigError(

@@ -100,7 +100,11 @@ class EnvironmentContext:
         self.event_service.clear_events()
 
     def register_post_step(self, callback: Callable[[], Any]) -> None:
-        """Call `callback` after every further (sub-)step."""
+        """Call a function after every further (sub-)step.
+
+        :param callback: Function without arguments, whose exceptions `step` raises. :meth:`clone_from` does not take it
+            over.
+        """
         self._post_step_callbacks.append(callback)
 
     def run_post_step_callbacks(self) -> None:
@@ -126,6 +130,8 @@ class EnvironmentContext:
         """Take over the counters, the identity of the current episode and the events of its current step.
 
         Later episodes keep their own identities; callbacks are not taken over.
+
+        :param context: Context of the other environment, which is not modified.
         """
         self.event_service.clone_from(context.event_service)
         self.n_episodes += 1  # the current episode is replaced by another one

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -104,11 +104,34 @@ def failure(error: BaseException, place: Place, call: str) -> MazeError:
 
 
 def fail(error: BaseException, place: Place, call: str) -> NoReturn:
-    """Raise the :func:`failure` for an exception of an environment; the arguments are the same."""
+    """Raise the :func:`failure` for an exception of an environment, with that exception as its cause.
+
+    :param error: The exception.
+    :param place: Environment, sub-step, step and seed.
+    :param call: Name of the method.
+    :raises MazeError: Always.
+    """
     named = failure(error, place, call)
     if named is error:
         raise error
     raise named from error
+
+
+@contextmanager
+def in_simulation(what: str) -> Iterator[None]:
+    """Return a context whose errors name a simulation, as opposed to the episode itself.
+
+    :param what: The simulation, for messages.
+    """
+    try:
+        yield
+    except MazeError as error:
+        error.remark(f"This happened in {what}.")
+        raise
+    except USER_CODE_ERRORS as error:
+        failed = EnvironmentFailedError(f"{what}: {text_of(error)}.")
+        failed.place = what
+        raise failed from error
 
 
 def failure_of_acting(
@@ -131,7 +154,10 @@ def failure_of_acting(
 
 
 def non_finite_entry(observation: Mapping[str, Any]) -> tuple[str, list[int], Any] | None:
-    """Return key, index and value of the first number that is NaN or infinite; `None`: there is none."""
+    """Return key, index and value of the first number that is NaN or infinite; `None`: there is none.
+
+    :param observation: Arrays of any shape by key. `None` in an array of objects counts as NaN.
+    """
     for key, value in observation.items():
         array = np.asarray(value)
         if array.dtype.kind == "O":  # holds None
@@ -164,7 +190,11 @@ def check_episode_ends(n_steps: int, name: str) -> None:
 
 
 def closed(close: Callable[[], object], name: str) -> None:
-    """Close an environment; exceptions are logged as warnings."""
+    """Close an environment; exceptions other than `KeyboardInterrupt` are logged as warnings.
+
+    :param close: Its method `close`.
+    :param name: Its name in the warning.
+    """
     try:
         close()
     except USER_CODE_ERRORS as error:

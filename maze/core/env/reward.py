@@ -33,6 +33,10 @@ class RewardAggregatorInterface(Subscriber):
         """
 
     def clone_from(self, reward_aggregator: RewardAggregatorInterface) -> None:
-        """Take over the state of another aggregator, including its events."""
+        """Take over the state of another aggregator, including its events.
+
+        :param reward_aggregator: An aggregator of the same class. All of its attributes are copied deeply, so those
+            that must be shared (large tables, handles) need an override of this method.
+        """
         for name, value in vars(reward_aggregator).items():
             setattr(self, name, copy.deepcopy(value))

@@ -53,7 +53,13 @@ def dict_specs(space: spaces.Dict, kind: str = "entry", place: str = "") -> dict
 
 
 def usual_values(space: spaces.Dict) -> dict[str, np.ndarray]:
-    """Return small values of a sub-step's spaces: ones where the space has ones, so that masks allow all actions."""
+    """Return small values of a sub-step's spaces: ones where the space has ones, so that masks allow all actions.
+
+    :param space: The sub-step's spaces.
+    :return: Arrays `[*space.shape]` by key: the first choice of `Discrete` spaces, and the bound nearest to 1 where a
+        box does not contain 1.
+    :raises EnvironmentContractError: Values have no fixed numeric shape.
+    """
     values = {}
     for key, (shape, dtype) in dict_specs(space).items():
         entry, ones = space[key], np.ones(shape, dtype)
@@ -232,7 +238,11 @@ def put_rows(target: np.ndarray, rows: np.ndarray, source: np.ndarray, pieces: n
 
 
 def split_rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return a dictionary with views of the arrays `[n_rows, ...]` for each row."""
+    """Return a dictionary for each row.
+
+    :param columns: Arrays `[n_rows, ...]` by key, at least one.
+    :return: `n_rows` dictionaries of views of the arrays; numbers of arrays `[n_rows]` are copies.
+    """
     if len(columns) == 1:
         ((key, column),) = columns.items()
         return [{key: row} for row in column]
@@ -240,12 +250,13 @@ def split_rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def check_in_space(observation: Any, space: spaces.Space[Any], env_name: str, step_key: StepKeyType) -> None:
-    """Raise an error if an observation does not fit its space; warn if only its values are out of range.
+    """Check an observation against its space; issue a `UserWarning` if only its values are out of range.
 
     :param observation: Result of a conversion.
-    :param space: Its space.
+    :param space: Its space; spaces other than dictionaries are not checked.
     :param env_name: Environment, for messages.
     :param step_key: Sub-step, for messages.
+    :raises EnvironmentContractError: Keys, shapes or dtypes differ.
     """
     if not isinstance(space, spaces.Dict):
         return
@@ -365,7 +376,9 @@ class DoubleBoxAction(Leaf):
 def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
     """Return conversions of an action space.
 
+    :param space: A space of single entries (:data:`LEAVES`), or a `Dict` or `Tuple` of these.
     :return: Container of the entries in gymnasium (`dict`, `tuple`, `None`: a single entry), and the entries.
+    :raises ConfigError: A key is not a string, or an entry is of another space.
     """
     kind, entries = _entries(space, "action")
     leaves: dict[str, Leaf] = {}
@@ -386,6 +399,7 @@ def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | 
 
     :param space: The space.
     :param env_name: The environment, for messages.
+    :raises ConfigError: See :func:`action_leaves`.
     """
     kind, entries = _entries(space, "observation")
     return kind, {key: Leaf(entry, f"{env_name}, observation `{key}`") for key, entry in entries.items()}

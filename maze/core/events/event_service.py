@@ -17,7 +17,10 @@ class EventScope(ABC):
 
     @abstractmethod
     def notify_event(self, event: EventRecord) -> None:
-        """Receive an event of one of this scope's topics."""
+        """Receive an event of one of this scope's topics, when it is fired.
+
+        :param event: The record, which is shared with the event service.
+        """
 
     @abstractmethod
     def clear_events(self) -> None:
@@ -42,7 +45,10 @@ class EventService:
         self._proxies: dict[type[Any], Any] = {}
 
     def notify_event(self, event: EventRecord) -> None:
-        """Record an event and pass it to the scopes of its topic."""
+        """Record an event and pass it to the scopes of its topic.
+
+        :param event: The record. If its interface has no scope, it is recorded only.
+        """
         self.records.append(event)
         for scope in self._scopes_by_interface.get(event.interface_class, ()):
             scope.notify_event(event)
@@ -57,7 +63,9 @@ class EventService:
         Further calls with the same interface, for instance at each reset, return the same topic.
 
         :param interface_class: The event interface.
-        :param scope: Receives the events of this interface; `None`: the events are only recorded.
+        :param scope: Receives the events of this interface, in addition to the scopes of earlier calls; `None`: no
+            further one.
+        :raises TypeError: A method of the interface has no `self`.
         """
         self.topics.setdefault(interface_class, len(self.topics))
         if scope is not None:
@@ -78,7 +86,10 @@ class EventService:
             scope.clear_events()
 
     def clone_from(self, service: EventService) -> None:
-        """Take over the events of the current step of another environment; scopes are emptied."""
+        """Take over the events of the current step of another environment; scopes are emptied.
+
+        :param service: The other event service, which is not modified. Both share the records.
+        """
         records = list(service.records)
         self.clear_events()
         self.records.extend(records)

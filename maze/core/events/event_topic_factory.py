@@ -32,7 +32,11 @@ def event_topic_factory(interface_class: type[T], fn_notify_event: Notify) -> T:
 
 
 def event_methods(interface_class: type[Any]) -> dict[str, Callable[..., Any]]:
-    """Return the events of an interface, those of base classes first."""
+    """Return the events of an interface, those of base classes first.
+
+    :param interface_class: The event interface.
+    :return: Public methods by name; of overridden ones the method of the subclass.
+    """
     return {
         name: member
         for base in reversed(interface_class.__mro__)

@@ -25,7 +25,10 @@ class Subscriber(ABC):
         """Return the event interfaces to receive."""
 
     def notify_event(self, event: EventRecord) -> None:
-        """Receive one event of a declared interface."""
+        """Receive one event of a declared interface, when it is fired.
+
+        :param event: The record, which is shared with the event service and other subscribers.
+        """
         self.events.append(event)
 
     def reset(self) -> None:
@@ -33,7 +36,7 @@ class Subscriber(ABC):
         self.events.clear()
 
     def query_events(self, event_spec: Callable[..., Any] | Iterable[Callable[..., Any]]) -> list[EventRecord]:
-        """Return the received records of one event method or of several.
+        """Return the received records of one event method or of several, in the order in which they were fired.
 
         :param event_spec: The event's interface method, or several of them.
         """
@@ -52,11 +55,20 @@ class Pubsub(EventScope):
         self._subscribers_by_interface: dict[type[Any], list[Subscriber]] = {}
 
     def create_event_topic(self, interface_class: type[T]) -> T:
-        """Return a topic whose events are passed to the subscribers and the event service."""
+        """Return a topic whose events are passed to the subscribers and the event service.
+
+        :param interface_class: The event interface: a class with one method per event.
+        :return: Object with the methods of the interface; calling one of them fires the event. Further calls with the
+            same interface return the same object.
+        """
         return self._event_collector.create_event_topic(interface_class, scope=self)
 
     def register_subscriber(self, new_subscriber: Subscriber) -> None:
-        """Pass the events of the subscriber's interfaces to it; their topics may be created later."""
+        """Pass the events of the subscriber's interfaces to it, from now on.
+
+        :param new_subscriber: The subscriber. Its :meth:`~Subscriber.get_interfaces` is called once, here. The topics
+            of the interfaces may be created later. A second registration has no effect.
+        """
         by_interface = (self._subscribers_by_interface.setdefault(key, []) for key in new_subscriber.get_interfaces())
         for subscribers in (self._subscribers, *by_interface):
             if all(known is not new_subscriber for known in subscribers):

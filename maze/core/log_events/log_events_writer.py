@@ -15,4 +15,7 @@ class LogEventsWriter(ABC):
 
     @abstractmethod
     def write(self, episode_event_log: EpisodeEventLog) -> None:
-        """Write the events of one episode."""
+        """Write the events of one episode.
+
+        :param episode_event_log: The events. Other writers receive the same object, so it must not be modified.
+        """

@@ -20,12 +20,20 @@ class LogEventsWriterRegistry(metaclass=_ActiveContextView):
 
     @classmethod
     def register_writer(cls, writer: LogEventsWriter) -> None:
-        """Register a writer for the event logs of episodes that begin afterwards."""
+        """Register a writer for the event logs of episodes that begin afterwards.
+
+        :param writer: The writer, which belongs to the active statistics context and is removed at its end.
+        """
         StatsContext.active().event_writers.append(writer)
 
     @classmethod
     def record_event_logs(cls, episode_event_log: EpisodeEventLog) -> None:
-        """Pass the log of a finished episode to all writers."""
+        """Pass the log of a finished episode to all writers.
+
+        A writer that raises one of its `failures` (default: `OSError`) is disabled with one warning.
+
+        :param episode_event_log: The log.
+        """
         context = StatsContext.active()
         for writer in context.event_writers:
             context.guarded(writer, partial(writer.write, episode_event_log))

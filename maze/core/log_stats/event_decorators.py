@@ -28,7 +28,7 @@ _ATTRIBUTE = "__maze_event_stats__"
 
 @dataclass(frozen=True)
 class StatsDefinition:
-    """Statistic of an event on one level."""
+    """Statistic of an event on one level; the fields are the arguments of :func:`define_step_stats`."""
 
     reduce_function: Callable[[Any], Any] | None
     input_name: str | None
@@ -39,7 +39,7 @@ class StatsDefinition:
 
 @dataclass(frozen=True)
 class PlotDefinition:
-    """Figure of an epoch statistic of an event."""
+    """Figure of an epoch statistic of an event; the fields are the arguments of :func:`define_plot`."""
 
     create_figure_function: Callable[..., Any]
     input_name: str | None
@@ -137,7 +137,11 @@ def define_epoch_stats(
 
 
 def define_stats_grouping(*group_by: str) -> Callable[[EventMethod], EventMethod]:
-    """Calculate all statistics of the event separately for each combination of these attributes' values."""
+    """Calculate all statistics of the event separately for each combination of these attributes' values.
+
+    :param group_by: Names of attributes of the event, whose values have to be hashable. Of several groupings of an
+        event the topmost decorator applies.
+    """
 
     def decorate(event: EventMethod) -> EventMethod:
         _own_definition(event).grouping = group_by
@@ -160,7 +164,12 @@ def define_mean_by(*groups: str, input_name: str | None = None) -> Callable[[Eve
 
 
 def define_time(event: EventMethod) -> EventMethod:
-    """Define the means of an epoch of an event with the arguments `time` (seconds) and `percent`."""
+    """Define the means of an epoch of an event with the arguments `time` (seconds) and `percent`.
+
+    The statistics are called `mean_time` and `mean_percent`.
+
+    :param event: The event's interface method, which is modified and returned.
+    """
     event = define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")(event)
     return define_epoch_stats(np.mean, input_name="time", output_name="mean_time")(event)
 

@@ -62,7 +62,10 @@ class LogStatsConsumer(ABC):
 
     @abstractmethod
     def receive(self, stat: LogStats) -> None:
-        """Receive the statistics of one step, episode or epoch."""
+        """Receive the statistics of one step, episode or epoch.
+
+        :param stat: Values by key. The dictionary is shared with other consumers and must not be modified.
+        """
 
 
 class LogStatsAggregator(LogStatsConsumer):
@@ -251,7 +254,10 @@ class LogStatsAggregator(LogStatsConsumer):
         return event_topic_factory(interface_class, self.add_event)
 
     def copy_inputs_from(self, other: LogStatsAggregator) -> None:
-        """Take over the collected values of another aggregator of the same level."""
+        """Take over the collected values of another aggregator of the same level; own collected values are dropped.
+
+        :param other: The other aggregator, which keeps its values.
+        """
         self.clear_inputs()
         other._take_deferred()
         for key, slot in other._slots.items():
@@ -269,7 +275,10 @@ class LogStatsAggregator(LogStatsConsumer):
         return {"lengths": list(self._lengths), "rows": rows}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of :meth:`state`, without rows of events that are not imported."""
+        """Restore a result of :meth:`state`; own collected values are dropped.
+
+        :param state: The state, which is copied. Rows of events whose modules are not imported are left out.
+        """
         self.clear_inputs()
         self._lengths.extend(state.get("lengths", ()))
         for row in state.get("rows", ()):
@@ -293,7 +302,15 @@ def split_columns(
     n_periods: int,
     occurrences: Mapping[LogStatsKey, np.ndarray] | None = None,
 ) -> list[LogStats]:
-    """Return the statistics of each period; see :meth:`LogStatsAggregator.receive_columns`."""
+    """Return the statistics of each period.
+
+    The arguments are those of :meth:`LogStatsAggregator.receive_columns`.
+
+    :param columns: The values of the periods by statistic.
+    :param n_periods: Number of periods.
+    :param occurrences: For statistics that some periods lack: the indices of the periods with a value.
+    :return: `n_periods` dictionaries; numbers of arrays become Python's.
+    """
     each: list[LogStats] = [{} for _ in range(n_periods)]
     for key, values in columns.items():
         periods = range(n_periods) if not occurrences or key not in occurrences else occurrences[key].tolist()
@@ -415,7 +432,10 @@ class StatsContext:
                 self.guarded(writer, partial(writer.write, path, self.step, stats))
 
     def register_epoch(self, env: Any) -> None:
-        """Call `env.finish_epoch()` at the end of each log step, through a weak reference."""
+        """Call `env.finish_epoch()` at the end of each log step.
+
+        :param env: Any object with that method. It is referenced weakly: a deleted one is skipped.
+        """
         self._epochs[env] = None
 
     def finish_step(self) -> None:
@@ -430,7 +450,12 @@ class StatsContext:
             self.step += 1
 
     def guarded(self, writer: object, write: Callable[[], Any]) -> None:
-        """Call `write`; on an `OSError`, such as a full disk, log one warning and disable the writer."""
+        """Call `write`; on an `OSError`, such as a full disk, log one warning and disable the writer.
+
+        :param writer: The writer; its attribute `failures`, if it has one, names the exceptions instead of `OSError`.
+            For a disabled writer nothing is called.
+        :param write: Function without arguments. Its other exceptions are raised.
+        """
         if id(writer) in self._silenced:
             return
         try:
@@ -477,7 +502,10 @@ _open_contexts: list[tuple[int, StatsContext]] = []  # with their threads; for t
 
 
 def of_active_context(name: str) -> Any:
-    """Return a property of a metaclass: an attribute of the active context, readable and writable."""
+    """Return a property of a metaclass: an attribute of the active context, readable and writable.
+
+    :param name: Name of an attribute of :class:`StatsContext`.
+    """
 
     def read(_: type) -> Any:
         return getattr(StatsContext.active(), name)
@@ -515,7 +543,10 @@ class LogStatsLogger(LogStatsConsumer):
 
 
 def register_log_stats_writer(writer: LogStatsWriter) -> None:
-    """Add a writer to the active context."""
+    """Add a writer to the active context.
+
+    :param writer: Receives all further statistics. :meth:`StatsContext.close` closes and removes it.
+    """
     StatsContext.active().register_writer(writer)
 
 

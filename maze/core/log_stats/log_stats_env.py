@@ -14,7 +14,10 @@ class LogStatsEnv(ABC):
 
     @abstractmethod
     def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
-        """Return the aggregator of a level."""
+        """Return the aggregator of a level.
+
+        :param level: Step, episode or epoch.
+        """
 
     def write_epoch_stats(self) -> None:
         """Reduce the episodes finished since the last call to epoch statistics and log them."""

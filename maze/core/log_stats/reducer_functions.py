@@ -67,7 +67,11 @@ class CompiledStat(StatsDefinition):
     of_absence: Reducer | None
 
     def reduce(self, values: Any) -> Any:
-        """Apply the reduce function; without one, return a single value unchanged."""
+        """Apply the reduce function.
+
+        :param values: At least one value.
+        :return: The result. Without a reduce function: a single value unchanged, several ones as a list.
+        """
         if self.reduce_function is None:
             return values[0] if len(values) == 1 else PassedThrough(values)
         result = self.reduce_function(values)
@@ -75,7 +79,10 @@ class CompiledStat(StatsDefinition):
         return list(values) if result is values else result
 
     def reduces_arrays(self, dtype: np.dtype[Any]) -> bool:
-        """Return whether :meth:`reduce_each` returns an array for values of this type."""
+        """Return whether :meth:`reduce_each` returns an array.
+
+        :param dtype: Type of the array of values.
+        """
         return self.reduce_function is len or (self.reduce_function is sum and (dtype.kind in "biu" or _ADDS_IN_ORDER))
 
     def reduce_each(self, values: np.ndarray, sizes: np.ndarray, n_absent: np.ndarray | None) -> np.ndarray | list[Any]:
@@ -245,6 +252,7 @@ class StatsSlot:
 
     The input lists are never replaced, so that a hot loop may keep their `append`.
 
+    :param variant: The statistics, which share their grouping.
     :param keys: The key of each of the variant's statistics.
     """
 
@@ -261,7 +269,11 @@ class StatsSlot:
         self._cumulative: dict[int, Any] = {}
 
     def values(self, name: str | None) -> list[Any]:
-        """Return all values of an input, in the list that collects them."""
+        """Return all values of an input, in the list that collects them.
+
+        :param name: Name of the input.
+        :raises KeyError: No statistic of the variant has this input.
+        """
         values = self.inputs[name]
         for array in self._arrays.pop(name, ()):
             values += array.tolist()
@@ -306,7 +318,10 @@ class StatsSlot:
         return isinstance(periods, range) or self.periods[-n:] == periods
 
     def count_period(self, period: int) -> None:
-        """Count a period of the level below with a value; at most once."""
+        """Count a period of the level below with a value; at most once.
+
+        :param period: Index of the period, not below that of the previous call.
+        """
         if not self.periods or self.periods[-1] != period:
             self.periods.append(period)
 

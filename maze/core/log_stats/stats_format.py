@@ -48,6 +48,9 @@ def significant(number: float, digits: int = 4) -> str:
     """Return a number with significant digits: `0.0123`, `12,345`, `2.5e-4`.
 
     Digits before the decimal point are never rounded.
+
+    :param number: The number. Whole numbers below 1e9 have all digits; NaN and infinity are texts.
+    :param digits: Largest number of significant digits of other numbers, at least 1.
     """
     if not math.isfinite(number):
         return str(number)
@@ -65,9 +68,10 @@ def _without_zeros(text: str) -> str:
 
 
 def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return the values of a distribution (a histogram, possibly with its number of categories) as one array.
+    """Return the values of a distribution as one array `[n_values]`; `None`: the value is not a distribution.
 
-    `None`: the value is not a distribution.
+    :param value: An array or a non-empty list of values, which are flattened; or a list of categories together with
+        their number.
     """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
         value = value[0]
@@ -83,7 +87,10 @@ def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def scalar_value(value: Any) -> float | None:
-    """Return the value as a number; `None`: it is not a number."""
+    """Return the value as a number; `None`: it is not a number.
+
+    :param value: A number, a truth value, or an array or tensor with one element.
+    """
     if isinstance(value, (bool, int, float, np.number)):
         return float(value)
     item = getattr(value, "item", None)

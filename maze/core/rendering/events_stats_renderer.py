@@ -41,6 +41,7 @@ class EventStatsRenderer:
             summed up.
         :param group_by: Attribute for each value of which a line is drawn.
         :param post_processing_func: Applied to each episode's series: a function, or its name in pandas. None: nothing.
+        :raises ConfigError: The event has no such attribute, or pandas no such function.
         """
         import matplotlib.pyplot as plt
 
@@ -73,8 +74,12 @@ class EventStatsRenderer:
     ) -> None:
         """Draw an event's values in the episode so far, in a figure that is cleared at each call.
 
-        The arguments are those of :meth:`render_timeline_stat`.
-
+        :param episode_event_log: Events of the episode.
+        :param event_name: Interface and event, such as `BaseEnvEvents.reward`.
+        :param metric_name: The attribute to draw.
+        :param aggregation_func: See :meth:`render_timeline_stat`.
+        :param group_by: Attribute for each value of which a line is drawn.
+        :param post_processing_func: See :meth:`render_timeline_stat`.
         :raises ConfigError: The event did not occur; the message lists those that did.
         """
         import matplotlib.pyplot as plt

@@ -59,6 +59,7 @@ def renderer_of(env: Any) -> Renderer:
 def draw_current_state(env: Any) -> None:
     """Draw the current state of a Maze environment, with the last action and its events.
 
+    :param env: The environment with its wrappers, after its first reset.
     :raises ConfigError: The environment has no renderer.
     """
     events = StepEventLog(env.get_env_time())
@@ -157,15 +158,21 @@ def figure_png(figure: Any, dpi: int = 100) -> bytes:
 
 
 def figure_pixels(figure: Any) -> np.ndarray:
-    """Return a matplotlib figure as colours, `[height, width, 3]` of uint8."""
+    """Return a matplotlib figure as colours.
+
+    :param figure: The figure, with a canvas of the backend Agg, as in :func:`offscreen`.
+    :return: uint8 `[height, width, 3]`.
+    """
     figure.canvas.draw()
     return np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
 
 
 def pixels_png(pixels: np.ndarray) -> bytes:
-    """Return colours, `[height, width, 3]`, as PNG.
+    """Return colours as PNG.
 
     Fast compression: a few per cent larger, five times as fast as the default.
+
+    :param pixels: Colours from 0 to 255, `[height, width, 3]`.
     """
     from PIL import Image
 

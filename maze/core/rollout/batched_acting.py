@@ -126,7 +126,10 @@ _is_interrupted: ContextVar[Callable[[], bool]] = ContextVar("maze_is_interrupte
 
 @contextmanager
 def interrupted_if(is_requested: Callable[[], bool]) -> Iterator[None]:
-    """Return a context in which evaluations end between two steps by :class:`EpisodesInterrupted` if requested."""
+    """Return a context in which evaluations end between two steps by :class:`EpisodesInterrupted` if requested.
+
+    :param is_requested: Called after each step of an evaluation in this thread.
+    """
     token = _is_interrupted.set(is_requested)
     try:
         yield

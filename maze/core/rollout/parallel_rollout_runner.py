@@ -122,7 +122,20 @@ class ParallelRolloutWorker:
     ) -> None:
         """Run episodes in this process, and put an :class:`EpisodeStatsReport` of each into `reporting_queue`.
 
-        After an error, the last entry is a :class:`~maze.core.utils.worker_process.Failure`.
+        No exception is raised. After an error, the last entry is a :class:`~maze.core.utils.worker_process.Failure`.
+
+        :param env_config: Environment, or configuration of one.
+        :param wrapper_config: Wrappers to put around it, innermost first.
+        :param agent_config: Policy, or configuration of one.
+        :param n_episodes: Number of episodes.
+        :param max_episode_steps: Steps after which an episode is truncated; 0: never.
+        :param record_trajectory: Store each episode's trajectory in `trajectory_data`.
+        :param input_directory: Directory that file names in the configurations refer to.
+        :param reporting_queue: Object with the method `put`.
+        :param env_instance_seed: Seed of the environment, before the first episode; `None`: it is not seeded.
+        :param agent_instance_seed: Seed of the policy, likewise.
+        :param record_event_logs: Store all events in `event_logs`.
+        :param deterministic: Return deterministic (greedy) actions instead of sampling.
         """
         try:
             worker = ParallelRolloutWorker(

@@ -138,7 +138,12 @@ class RolloutColumns:
         return {key: {name: array[-1] for name, array in part.observations.items()} for key, part in substeps}
 
     def reserve(self, n_ticks: int) -> None:
-        """Increase the capacity to `n_ticks` if it is smaller; filled rows stay."""
+        """Increase the capacity if it is smaller; filled rows stay.
+
+        The arrays are replaced by longer ones: rows and arrays that were taken before no longer belong to the rollout.
+
+        :param n_ticks: Required capacity in ticks.
+        """
         if n_ticks <= self.capacity:
             return
         self.capacity = n_ticks
@@ -266,14 +271,17 @@ class RolloutColumns:
         substeps = {key: {name: getattr(part, name) for name in rows} for key, part in self.substeps.items()}
         return copy.deepcopy({"substeps": substeps, **{name: getattr(self, name) for name in flags}})
 
-    def check_finite(self, seeding_at: Callable[[int, int], Seeding | None]) -> None:
+    def check_finite(
+        self, seeding_at: Callable[[int, int], Seeding | None], constrained: Sequence[object] = ()
+    ) -> None:
         """Refuse numbers that are NaN or infinite.
 
         :param seeding_at: Returns the seeding of an environment; arguments: index of the environment, number of ticks
             to the end of the rollout.
+        :param constrained: Names of the statistics in :attr:`constrained`.
         :raises NonFiniteError: Names the first one, its environment and seed, step, sub-step and key.
         """
-        for tick, env_index, name, value in self._non_finite_numbers():
+        for tick, env_index, name, value in self._non_finite_numbers(constrained):
             seeding = seeding_at(env_index, self.n_ticks - tick)
             at = f"tick {tick} of {self.n_ticks}" if tick < self.n_ticks else "the end"
             step = int(self.step_complete[:tick, env_index].sum())
@@ -284,16 +292,13 @@ class RolloutColumns:
                 "compute there."
             )
 
-    def _non_finite_numbers(self) -> Iterator[tuple[int, int, str, Any]]:
+    def _non_finite_numbers(self, constrained: Sequence[object]) -> Iterator[tuple[int, int, str, Any]]:
         """Yield tick, environment, name and value of numbers that are NaN or infinite."""
-        by_tick = {
-            "reward": self.rewards,
-            "actor reward": self.actor_rewards,
-            "value of constrained statistics": self.constrained,
-        }
-        for name, array in by_tick.items():
+        names = [f"`{statistic}` of `algorithm.constraints`" for statistic in constrained]
+        of_statistics = zip(names, np.moveaxis(self.constrained, -1, 0), strict=False)
+        for name, array in [("reward", self.rewards), ("actor reward", self.actor_rewards), *of_statistics]:
             for tick, env_index, *_ in _non_finite_places(array):
-                yield tick, env_index, name, array[tick, env_index]  # type: ignore[index]  # None has no places
+                yield tick, env_index, name, array[tick, env_index]
         for step_key, columns in self.substeps.items():
             for kind, arrays in (("observation", columns.observations), ("logits of action", columns.logits or {})):
                 for key, array in arrays.items():

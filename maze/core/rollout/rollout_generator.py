@@ -92,8 +92,9 @@ class RolloutGenerator:
         """Return one value of the last statistics of the environment.
 
         :param event: Interface method of the event.
-        :param level: Level of the statistics.
+        :param level: Level of the statistics; a vector environment has those of epochs only.
         :param name: Output name of the statistic.
+        :raises KeyError: There is no such statistic.
         """
         value: LogStatsValue = self.env.get_stats_value(event, level, name)
         return value
@@ -107,7 +108,7 @@ class RolloutGenerator:
             self._renewed = list(range(self.env.n_envs))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a vector environment; the next rollout continues there."""
+        """Return the state of a vector environment, where the next rollout continues; not for single environments."""
         state: dict[str, Any] = {**self.env.state_dict(), "renewed": list(self._renewed)}
         if self._hidden_states is not None and self._last_observation is not None:
             state["memory"] = {"begins": self._has_begun(), **self._hidden_states.state_dict()}
@@ -116,8 +117,9 @@ class RolloutGenerator:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        """Continue from a state that :meth:`state_dict` returned.
+        """Continue from a state that :meth:`state_dict` returned; only for vector environments.
 
+        :param state_dict: The state, possibly of another number of environments. Its hidden states are not copied.
         :return: Why environments begin new episodes instead, by their index.
         """
         problems: dict[int, str] = self.env.load_state_dict(state_dict)

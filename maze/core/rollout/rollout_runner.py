@@ -18,7 +18,7 @@ from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_ep
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_values import check_in_space
 from maze.core.env.structured_env import StructuredEnv
-from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
+from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, EnvironmentFailedError, MazeError
 from maze.core.rendering.renderer import draw_current_state
 from maze.core.rollout.recording import open_window
 from maze.core.rollout.solve import BestPlays, EpisodeSeeds, Search, acts_in_batches
@@ -273,6 +273,7 @@ class RolloutRunner(Runner, ABC):
         """Return a policy and seeds that repeat the best play of a search in each episode.
 
         :param env: An environment without recorders.
+        :param agent: The policy; where `search` tries nothing, it is returned itself.
         :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
         :param search: Plays that are tried.
         :raises ConfigError: The environment is stochastic, and `search.clairvoyant` is not set; or environment or
@@ -297,7 +298,8 @@ class RolloutRunner(Runner, ABC):
             others = np.random.SeedSequence(agent_seed).generate_state(search.best_of - 1)
             tried = [(env_seed, seed) for seed in (agent_seed, *others.tolist())]
             returns: list[float] = []
-            RolloutRunner.run_interaction_loop(env, agent, search.best_of, episode_seeds=tried, returns=returns)
+            with search.trying():
+                RolloutRunner.run_interaction_loop(env, agent, search.best_of, episode_seeds=tried, returns=returns)
             best.append(tried[int(np.argmax(returns))])
         return agent, best
 
@@ -369,7 +371,11 @@ def _failure(error: BaseException, call: str, env: Any, name: str, observation: 
         return error
     batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
     named = failure_of_acting(error, batch, lambda _: place)
-    return type(error)(f"{place}: {error}") if named is error and error.args == (str(error),) else named
+    if named is error and error.args == (str(error),):
+        error.args = (f"{place}: {error}",)
+        if isinstance(error, EnvironmentFailedError):
+            error.place = f"{place}: {error.place}"
+    return named
 
 
 def _use_statistics_of_run(env: Any, input_dir: str) -> None:

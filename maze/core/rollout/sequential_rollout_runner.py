@@ -19,6 +19,10 @@ from maze.core.wrappers.recording_wrapper import can_be_drawn
 class SequentialRolloutRunner(RolloutRunner):
     """Run all episodes in this process, which makes rendering and debugging possible.
 
+    :param n_episodes: Number of episodes in total.
+    :param max_episode_steps: Steps after which an episode is truncated; 0: never.
+    :param record_trajectory: Store each episode's trajectory in `trajectory_data`.
+    :param record_event_logs: Store all events in `event_logs`.
     :param render: Show the environment after each step in a window; without a display or a library for drawing,
         `record_pages` takes its place.
     :param record_pages: Write each episode as a page for a browser into `episode_pages`. A number `k` draws every

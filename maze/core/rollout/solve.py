@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.context import InstanceSource
-from maze.core.env.faults import LONG_EPISODE, check_episode_ends
+from maze.core.env.faults import LONG_EPISODE, check_episode_ends, in_simulation
 from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
@@ -68,9 +68,15 @@ class Search:
         """Whether anything is tried."""
         return self.best_of > 1 or bool(self.starts)
 
+    def trying(self) -> AbstractContextManager[None]:
+        """Return a context whose errors state that a play was tried."""
+        return in_simulation("one of the plays of an episode that are tried before the best one is repeated")
+
     def check_chance(self, env: Any) -> None:
         """Refuse to choose among plays with hindsight.
 
+        :param env: The environment, which is seeded and reset, and in which random actions are taken. It passes if its
+            future cannot be replaced.
         :raises ConfigError: The environment is stochastic, and `clairvoyant` is not set.
         """
         if self.clairvoyant or not self.is_active:
@@ -331,7 +337,8 @@ class BestPlays(Policy):
 
         self._policy.seed(agent_seed)
         number, search = np.zeros(1, np.int64), self._search
-        (found,) = self._player.best(begin, number, search.best_of, False, search.starts)
+        with search.trying():
+            (found,) = self._player.best(begin, number, search.best_of, False, search.starts)
         self._actions = list(reversed(found.actions))
 
     @override(Policy)

@@ -24,7 +24,10 @@ class ArrayConversion(Protocol):
     """Conversion of an array `[*space.shape]` to another one, without changing it."""
 
     def __call__(self, array: Array) -> Array:
-        """Convert an array."""
+        """Convert an array.
+
+        :param array: `[*space.shape]`, which is not modified. The result may be a view of it.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +166,10 @@ _KINDS: Mapping[str, Any] = {
 
 
 def described(conversion: Any) -> dict[str, Any]:
-    """Describe a conversion by its `kind` and its fields."""
+    """Describe a conversion by its `kind` and its fields.
+
+    :param conversion: A conversion of this module, not of a subclass.
+    """
     kind = next(name for name, each in _KINDS.items() if type(conversion) is each)
     return {"kind": kind, **{field.name: getattr(conversion, field.name) for field in fields(conversion)}}
 
@@ -171,6 +177,7 @@ def described(conversion: Any) -> dict[str, Any]:
 def conversion_of(description: Mapping[str, Any]) -> ArrayConversion:
     """Restore a conversion from the result of :func:`described`.
 
+    :param description: The description; lists, as JSON has them, become tuples.
     :raises KeyError: There is no such kind.
     :raises TypeError: A field is missing or unknown.
     """

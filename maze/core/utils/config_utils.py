@@ -59,6 +59,8 @@ def read_config(path: Path | str) -> dict[Any, Any]:
 def flag(key: str, value: Any) -> bool:
     """Check a truth value of a configuration, where `no` and `off` are texts.
 
+    :param key: Its key.
+    :param value: A boolean of Python or NumPy.
     :raises ConfigError: It is neither true nor false.
     """
     if not isinstance(value, bool | np.bool_):
@@ -198,26 +200,37 @@ class CheckedConfig:
         return cls(**values)
 
     def require_integer(self, *names: str, minimum: int) -> None:
-        """Raise a `ConfigError` unless the fields are integers of at least `minimum`; NumPy's become Python's."""
+        """Check that fields are integers of at least `minimum`; NumPy's become Python's.
+
+        :param names: Names of the fields.
+        :param minimum: Smallest number allowed.
+        :raises ConfigError: A field is no integer, or too small.
+        """
         for name in names:
             setattr(self, name, whole_number(f"{self.section}.{name}", getattr(self, name), minimum))
 
     def require_number(
         self, name: str, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
     ) -> None:
-        """Raise a `ConfigError` unless the field is a finite number in the given range; NumPy's become Python's.
+        """Check that a field is a finite number in the given range; NumPy's become Python's.
 
         :param name: Name of the field.
         :param minimum: Smallest number allowed.
         :param maximum: Largest number allowed.
         :param above: Whether `minimum` itself is excluded.
         :param below: Whether `maximum` itself is excluded.
+        :raises ConfigError: It is no number, NaN, infinite, or outside the range.
         """
         key = f"{self.section}.{name}"
         setattr(self, name, number(key, getattr(self, name), minimum, maximum, above=above, below=below))
 
     def require_choice(self, name: str, choices: Collection[Any]) -> None:
-        """Raise a `ConfigError` unless the field is one of `choices`."""
+        """Check that a field is one of several values.
+
+        :param name: Name of the field.
+        :param choices: The values allowed.
+        :raises ConfigError: It is none of them.
+        """
         value = getattr(self, name)
         if value not in choices:
             known = ", ".join(map(str, choices))
@@ -485,7 +498,11 @@ def make_env_from_hydra(config_module: str, config_name: str | None = None, **hy
 
 
 def value_text(value: Any) -> str:
-    """Return a value as written in an override: numbers, texts, paths, None, lists and mappings of these."""
+    """Return a value as written in an override.
+
+    :param value: A number, a truth value, a text, a path, `None`, or a list or mapping of these. Texts that the grammar
+        of overrides would read otherwise are quoted.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool):

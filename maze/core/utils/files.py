@@ -68,7 +68,12 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
-    """Write text (as UTF-8) or bytes with :func:`atomic_write`."""
+    """Write a whole file with :func:`atomic_write`.
+
+    :param path: The file, which is replaced if it exists; its directory must exist.
+    :param content: Text, which is written as UTF-8, or bytes.
+    :raises OSError: It cannot be written; an earlier file is unchanged.
+    """
     data = content.encode() if isinstance(content, str) else content
     atomic_write(path, lambda file: file.write(data))
 
@@ -95,7 +100,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def file_stem(identity: object) -> str:
-    """Return an identity, such as that of an episode, as the name of a file without its ending."""
+    """Return an identity, such as that of an episode, as the name of a file without its ending.
+
+    :param identity: An object. Characters of its text other than letters, digits and `_.@=+-` become `_`, so different
+        identities may get the same name.
+    """
     return re.sub(r"[^\w.@=+-]", "_", str(identity))
 
 
@@ -110,7 +119,11 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def inside_directory(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Return a context in which a directory is the working directory."""
+    """Return a context in which a directory is the working directory, for all threads of the process.
+
+    :param directory: The directory.
+    :raises OSError: There is no such directory.
+    """
     previous = Path.cwd()
     os.chdir(directory)
     try:
@@ -203,7 +216,10 @@ def zip_entries(content: bytes | bytearray) -> dict[str, memoryview]:
 
 
 def json_with_checksum(text: bytes) -> bytes:
-    """Add the checksum of a JSON object's text as its last entry, `crc32`."""
+    """Add the checksum of a JSON object's text as its last entry, `crc32`.
+
+    :param text: The object, with at least one entry, and nothing after its closing brace.
+    """
     return text[:-1] + b', "crc32": "%08x"}' % zlib.crc32(text)
 
 

@@ -83,7 +83,10 @@ class MazeSeeding:
 
     @staticmethod
     def generate_seed_from_random_state(rng: np.random.RandomState) -> int:
-        """Sample a positive seed of 31 bits, valid for every generator."""
+        """Sample a positive seed of 31 bits, valid for every generator.
+
+        :param rng: The generator, which is advanced.
+        """
         return int(rng.randint(1, _LARGEST_SEED))
 
     def generate_env_instance_seed(self) -> int:
@@ -95,7 +98,11 @@ class MazeSeeding:
         return self.generate_seed_from_random_state(self.agent_rng)
 
     def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
-        """Return the next seeds of environment and agent, one pair for each episode."""
+        """Return the next seeds of environment and agent; further calls return other seeds.
+
+        :param n_episodes: Number of episodes.
+        :return: A pair of seeds of environment and agent for each episode.
+        """
         return [(self.generate_env_instance_seed(), self.generate_agent_instance_seed()) for _ in range(n_episodes)]
 
 
@@ -108,13 +115,20 @@ def _checked(seed: Any, name: str) -> int:
 
 
 def generator_state(rng: np.random.Generator) -> dict[str, int]:
-    """Return the state of a generator (PCG-64) as integers, for :func:`set_generator_state`."""
+    """Return the state of a generator as integers, for :func:`set_generator_state`.
+
+    :param rng: A generator with the bit generator PCG-64, NumPy's default.
+    """
     bits: Any = rng.bit_generator.state
     return {**bits["state"], "has_uint32": bits["has_uint32"], "uinteger": bits["uinteger"]}
 
 
 def set_generator_state(rng: np.random.Generator, state: Mapping[str, int]) -> None:
-    """Continue from a state of :func:`generator_state`."""
+    """Continue from a state of :func:`generator_state`.
+
+    :param rng: A generator with the bit generator PCG-64, which is changed.
+    :param state: The state.
+    """
     words = {name: int(value) for name, value in state.items()}
     of_bits = {name: words.pop(name) for name in ("state", "inc")}
     rng.bit_generator.state = {"bit_generator": "PCG64", "state": of_bits, **words}

@@ -68,7 +68,10 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
 
 
 def in_current_api(env: Any) -> Any:
-    """Wrap gymnasium environments whose `reset` takes no seed in :class:`CurrentApi`; return others unchanged."""
+    """Wrap gymnasium environments whose `reset` takes no seed in :class:`CurrentApi`.
+
+    :param env: Any object; those that are not such an environment are returned unchanged.
+    """
     return env if not isinstance(env, gymnasium.Env) or takes_seed(env.unwrapped) else CurrentApi(env)
 
 
@@ -93,7 +96,13 @@ class CurrentApi(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         super().__init__(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the first observation and an `info`."""
+        """Begin an episode.
+
+        :param seed: Seed of `np_random` and argument of the environment's method `seed`; `None`: generators continue.
+        :param options: Must be empty.
+        :return: The first observation and an `info`, empty where the environment returns none.
+        :raises EnvironmentContractError: There are options, which the older API does not have.
+        """
         if options:
             raise EnvironmentContractError(f"`reset` of {self.unwrapped} takes no options, found {options}.")
         if seed is not None:
@@ -120,7 +129,12 @@ class ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         self._options = dict(options)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the first observation and its `info`."""
+        """Begin an episode.
+
+        :param seed: Seed of the environment; `None`: its generators continue.
+        :param options: Options that replace fixed ones of the same names.
+        :return: The first observation and its `info`.
+        """
         return self.env.reset(seed=seed, options={**self._options, **(options or {})})
 
 
@@ -137,7 +151,11 @@ class WeighedReward(gymnasium.RewardWrapper[Any, Any], RecordConstructorArgs):
         self._weights = np.asarray(weights, np.float64)
 
     def reward(self, reward: Any) -> float:
-        """Return the weighted sum."""
+        """Return the weighted sum.
+
+        :param reward: Numbers `[n_weights]`.
+        :raises ConfigError: There is not one number for each weight.
+        """
         if np.shape(reward) != self._weights.shape:
             raise ConfigError(f"env.reward_weights: {self._weights.size} weights for the reward {reward!r}.")
         return float(self._weights @ reward)
@@ -195,7 +213,10 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
         self.observation_space = spaces.Dict(entries)
 
     def observation(self, observation: Any) -> dict[str, Any]:
-        """Return the entries of the flat dictionary."""
+        """Return the entries of the flat dictionary.
+
+        :param observation: A nested observation, which is not modified.
+        """
         entries: dict[str, Any] = {}
         for key, path, space, n in self._encoded:
             value = observation
@@ -206,7 +227,10 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
 
 
 class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
-    """Convert actions from a flat dictionary to nested ones; keys are joined by `_`."""
+    """Convert actions from a flat dictionary to nested ones; keys are joined by `_`.
+
+    :param env: Environment with an action space of nested dictionaries and tuples.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         RecordConstructorArgs.__init__(self)
@@ -251,7 +275,13 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
         return self._with_mask(observation, info, is_over=False), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Return the next observation with its mask, which may be missing after the last step of an episode."""
+        """Take a step.
+
+        :param action: Index of the action.
+        :return: Observation with its mask, reward, terminated, truncated and info. Where the environment reports no
+            mask after the last step of an episode, that mask allows all actions.
+        :raises EnvironmentContractError: The environment reports no mask during an episode.
+        """
         observation, reward, terminated, truncated, info = step_values(self.env, self.env.step(action))
         shown = self._with_mask(observation, info, is_over=terminated or truncated)
         return shown, reward, terminated, truncated, info
@@ -395,7 +425,11 @@ def step_values(env: Any, result: Any) -> tuple[Any, Any, bool, bool, dict[str, 
 
 
 def gym_env_name(env: Any) -> str:
-    """Return the id of a gymnasium environment, the name in its metadata, or the name of its class."""
+    """Return the name of an environment for messages.
+
+    :param env: An environment of gymnasium or PettingZoo.
+    :return: Its id, the name in its metadata, or the name of its class: the first one that it has.
+    """
     spec = getattr(env, "spec", None)
     if spec is not None:
         return str(spec.id)
@@ -499,7 +533,11 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
 
 
 def newest_version(name: str) -> str | None:
-    """Return the id of the newest registered version of an environment; None if there is none with a version."""
+    """Return the id of the newest registered version of an environment; None if there is none with a version.
+
+    :param name: An id with or without a version, such as `CartPole-v0` or `CartPole`.
+    :raises gymnasium.error.Error: It is no valid id.
+    """
     namespace, base, _ = parse_env_id(name)
     versions = [
         (spec.version, spec.id)

@@ -89,6 +89,10 @@ class GymBatch(BatchedCoreEnv):
         self._after: dict[str, np.ndarray] | None = None
         self._next_seed: int | None = None
 
+    @override(BatchedCoreEnv)
+    def __repr__(self) -> str:
+        return str(self.env)
+
     @property
     def elapsed(self) -> np.ndarray:
         """Steps of the running episodes, `[n_envs]`; computed on request."""

@@ -231,6 +231,7 @@ class GymCoreEnv(CoreEnv):
 
         The running episode is lost: call this before `reset`.
 
+        :param render_mode: One of the environment's modes; with the present one, nothing is done.
         :raises ConfigError: The environment was not made from an id.
         """
         if getattr(self.env, "render_mode", None) == render_mode:
@@ -262,7 +263,10 @@ class GymCoreEnv(CoreEnv):
 
 
 def restarts_when_copied(env: Any) -> bool:
-    """Return whether a copy of a simulation is made anew by its constructor, without the state of the episode."""
+    """Return whether a copy of a simulation is made anew by its constructor, without the state of the episode.
+
+    :param env: A gymnasium environment. Those that are pickled by `gymnasium.utils.EzPickle` are made anew.
+    """
     made = type(getattr(env, "unwrapped", env))
     return getattr(made, "__setstate__", None) is EzPickle.__setstate__ and not hasattr(made, "__deepcopy__")
 

@@ -189,7 +189,11 @@ class MazeEnvTap:
 
 
 def base_maze_env(env: Any) -> MazeEnv[Any]:
-    """Return the Maze environment below all wrappers."""
+    """Return the Maze environment below all wrappers.
+
+    :param env: A Maze environment with or without wrappers.
+    :raises AttributeError: There is no Maze environment.
+    """
     while not issubclass(type(env), MazeEnv):
         env = env.env
     return env  # type: ignore[no-any-return]

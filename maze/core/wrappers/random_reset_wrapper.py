@@ -42,7 +42,10 @@ class RandomResetWrapper(Wrapper[Any]):
         self._action_spaces = copy.deepcopy(dict(env.action_spaces_dict))
 
     def seed(self, seed: int) -> None:
-        """Seed the environment and the random steps."""
+        """Seed the environment and the random steps.
+
+        :param seed: From 0 to 2**32 - 1; `None`: random, if the environment accepts it.
+        """
         self._rng = np.random.RandomState(seed)
         for space in self._action_spaces.values():
             space.seed(int(self._rng.randint(2**31 - 1)))

@@ -136,7 +136,10 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
         return {"count": self._count, "mean": self._mean, "squares": self._squares}
 
     def load_statistics_state(self, state: Mapping[str, float]) -> None:
-        """Restore a state of :meth:`statistics_state`."""
+        """Restore a state of :meth:`statistics_state`.
+
+        :param state: The statistics. The return of the running episode is no part of them.
+        """
         self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
 
     @override(Wrapper)

@@ -156,15 +156,33 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         self._context: Any = None if self._is_gymnasium else getattr(env, "context", None)
 
     def step(self, action: Any) -> Any:
-        """Step the environment: four values, or five around a gymnasium environment."""
+        """Step the wrapped environment.
+
+        :param action: Action, as the wrapped environment takes it.
+        :return: Observation, reward, done and info; around a gymnasium environment observation, reward, terminated,
+            truncated and info.
+        """
         return self._env_step(action)
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Reset the environment. Arguments are passed on; gymnasium environments take `seed` and `options`."""
+        """Begin a new episode of the wrapped environment, to which the arguments are passed on.
+
+        :param args: Gymnasium environments take none by position, Maze environments none at all.
+        :param kwargs: Gymnasium environments take `seed` and `options`.
+        :return: The first observation; around a gymnasium environment observation and info.
+        """
         return self._env_reset(*args, **kwargs)
 
     def step_with_callbacks(self, *args: Any, **kwargs: Any) -> Any:
-        """Step, and run the post-step callbacks after the step of this outermost wrapper."""
+        """Step, and run the post-step callbacks after the step of this outermost wrapper.
+
+        Without this method they run when the Maze environment has been stepped, before the outer wrappers return. After
+        an error they do not run.
+
+        :param args: Arguments of :meth:`step`.
+        :param kwargs: The same, by name.
+        :return: The result of :meth:`step`.
+        """
         with self.context.deferred_post_step_callbacks():
             return self.step(*args, **kwargs)
 
@@ -290,7 +308,12 @@ class ObservationWrapper(Wrapper[EnvType], ABC):
 
     @abstractmethod
     def observation(self, observation: Any) -> Any:
-        """Convert an observation of the wrapped environment to that of the agent."""
+        """Convert an observation of the wrapped environment to that of the agent.
+
+        :meth:`reset` and :meth:`step` call it; recorded observations are converted by :meth:`substep_observation`.
+
+        :param observation: Observation of the wrapped environment.
+        """
 
     @override(Wrapper)
     def get_observation_and_action_dicts(
@@ -305,7 +328,9 @@ class ObservationWrapper(Wrapper[EnvType], ABC):
         return observations, actions
 
     def substep_observation(self, observation: Any, step_key: StepKeyType) -> Any:
-        """Convert an observation of the wrapped environment, which is not modified.
+        """Convert a recorded observation of the wrapped environment, which is not modified.
+
+        Default: :meth:`observation`, independent of the sub-step.
 
         :param observation: The observation.
         :param step_key: The sub-step that it belongs to.
@@ -322,11 +347,19 @@ class ActionWrapper(Wrapper[EnvType], ABC):
 
     @abstractmethod
     def action(self, action: Any) -> Any:
-        """Convert an action of the agent to one of the wrapped environment."""
+        """Convert an action of the agent to one of the wrapped environment, before each step.
+
+        :param action: Action of the agent.
+        """
 
     @abstractmethod
     def reverse_action(self, action: Any) -> Any:
-        """Convert an action of the wrapped environment to the agent's; inverse of :meth:`action`."""
+        """Convert an action of the wrapped environment to the agent's; inverse of :meth:`action`.
+
+        Only the conversion of recorded episodes (:meth:`get_observation_and_action_dicts`) calls it.
+
+        :param action: Action of the wrapped environment.
+        """
 
     @override(Wrapper)
     def get_observation_and_action_dicts(
@@ -368,7 +401,10 @@ class RewardWrapper(Wrapper[EnvType], ABC):
 
     @abstractmethod
     def reward(self, reward: Any) -> Any:
-        """Convert a reward of the wrapped environment to that of the agent."""
+        """Convert a reward of the wrapped environment to that of the agent.
+
+        :param reward: Reward of one (sub-)step.
+        """
 
     def get_actor_rewards(self) -> np.ndarray | None:
         """Return the actors' shares of the converted reward of the environment step.
@@ -458,7 +494,10 @@ class SubstepActionWrapper(ActionWrapper["MazeEnv[Any]"], SpacesWrapper["MazeEnv
     """The spaces of the agent's actions by sub-step key, which subclasses set."""
 
     def seed(self, seed: Any) -> None:
-        """Seed the environment and the action spaces of this wrapper."""
+        """Seed the environment and the action spaces of this wrapper.
+
+        :param seed: Seed of the environment; the spaces are seeded if it is an integer or `None` (random).
+        """
         self.env.seed(seed)
         if seed is None or isinstance(seed, (int, np.integer)):
             for space in self.action_spaces_dict.values():

@@ -134,11 +134,18 @@ class FunctionBlock(PerceptionBlock, ABC):
 
     @abstractmethod
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Compute the output from the inputs in the order of `in_keys`."""
+        """Compute the output.
+
+        :param tensors: The inputs `[..., *in_shape]` in the order of `in_keys`, which must not be modified.
+        :return: `[..., *out_shape]`, with the leading batch dimensions of the inputs.
+        """
 
     @abstractmethod
     def in_numpy(self, *arrays: Array) -> Array:
-        """Compute the same for arrays."""
+        """Compute the same for arrays.
+
+        :param arrays: The inputs `[..., *in_shape]` in the order of `in_keys`, which must not be modified.
+        """
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
@@ -195,7 +202,11 @@ def key_list(keys: Keys) -> list[str]:
 
 
 def shape_list(in_shapes: Shapes, n_keys: int) -> list[Sequence[int]]:
-    """Return one tuple of built-in integers per key, for one shape or a sequence of shapes."""
+    """Return the shapes as tuples of built-in integers, for one shape or a sequence of shapes.
+
+    :param in_shapes: One shape, or a sequence of them. An empty sequence is the shape of a scalar if there is one key.
+    :param n_keys: Number of keys. It is not compared with the number of shapes.
+    """
     shapes: list[Any] = list(in_shapes)
     if not shapes:
         return [()] if n_keys == 1 else []  # the one shape of a scalar, or no shape at all

@@ -77,6 +77,7 @@ class BaseModelBuilder(ABC):
     def init_shared_embedding_keys(self, step_keys: Iterable[StepKeyType]) -> None:
         """Set `shared_embedding_keys` for each sub-step of an environment.
 
+        :param step_keys: Keys of all sub-steps.
         :raises ConfigError: There are keys for an unknown sub-step.
         """
         step_keys = list(step_keys)
@@ -156,9 +157,9 @@ class BaseModelBuilder(ABC):
         """Build the block of a modality or stage.
 
         :param modality: Key of the modality configuration, for which :meth:`has_stage` holds.
-        :param in_keys: Input tensors.
-        :param out_key: Output tensor.
-        :param in_shapes: Their shapes without batch.
+        :param in_keys: Keys of the input tensors.
+        :param out_key: Key of the output tensor.
+        :param in_shapes: Shapes of the input tensors, without batch dimensions.
         :raises ConfigError: The block does not take its arguments or inputs; names the key.
         """
         where = f"{WHERE}.modality_config.{modality}"
@@ -177,7 +178,11 @@ class BaseModelBuilder(ABC):
             raise ConfigError(f"{where}: {self.block_name(modality)}: {error}") from error
 
     def block_name(self, modality: str) -> str:
-        """Return the class name of the block of a modality or stage."""
+        """Return the class name of the block of a modality or stage.
+
+        :param modality: Key of the modality configuration.
+        :raises KeyError: The modality configuration has no such entry.
+        """
         block_type = self.modality_config[modality]["block_type"]
         return block_type.rpartition(".")[2] if isinstance(block_type, str) else str(block_type.__name__)
 
@@ -192,7 +197,10 @@ class BaseModelBuilder(ABC):
         return not issubclass(block_type, RecurrentCellBlock)
 
     def has_stage(self, stage: str) -> bool:
-        """Return whether the modality configuration has a block for this stage."""
+        """Return whether the modality configuration has a block for a stage.
+
+        :param stage: `hidden` or `recurrence`.
+        """
         return stage in self.modality_config
 
     def _modalities(self) -> list[str]:
@@ -270,6 +278,7 @@ def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict
     """Return network configurations (or networks) by step key, each with its place in the configuration.
 
     :param networks: A mapping from step keys, or a list in their order.
+    :param step_keys: Step keys of all sub-steps.
     :param where: Place of all of them, for messages.
     :raises ConfigError: There is not one network for each sub-step.
     """

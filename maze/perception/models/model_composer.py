@@ -88,7 +88,8 @@ class BaseModelComposer(ABC):
     def check_model_config(cls, model_config: ConfigType) -> None:
         """Check the configuration as far as possible without an environment.
 
-        :raises ConfigError: Names the key.
+        :param model_config: The section `model` of a run: `_target_` and arguments of the composer.
+        :raises ConfigError: A key is unknown, missing or has a wrong value; the message names it.
         """
 
     @property
@@ -125,6 +126,8 @@ class BaseModelComposer(ABC):
 
     def save_models(self, save_path: str | Path = ".") -> None:
         """Draw the inference graph of every network that has one, e.g. `policy_0.pdf`.
+
+        A graph that cannot be drawn, for instance without a drawing library, is logged as a warning.
 
         :param save_path: Output directory.
         """
@@ -179,7 +182,11 @@ class BaseModelComposer(ABC):
 
 
 def critic_composer_type(config: Any) -> type[CriticComposerInterface] | None:
-    """Return the class that a critic's configuration names; `None`: it names none."""
+    """Return the class that a critic's configuration names; `None`: it names none.
+
+    :param config: A mapping with `_target_`, or a composer, whose class is returned.
+    :raises ConfigError: There is no such class, or it is not that of a critic composer.
+    """
     target = config.get(TARGET_KEY) if isinstance(config, Mapping) else None
     if target is None:
         return None if config is None or isinstance(config, Mapping) else type(config)

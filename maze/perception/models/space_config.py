@@ -50,7 +50,10 @@ class SpacesConfig:
         """Return the reasons why a model of these spaces cannot act in an environment; empty: it can.
 
         Additional observations, other bounds of observations and other numbers of candidates are permitted (see
-        :func:`~maze.core.agent.random_policy.candidates_of`).
+        :func:`~maze.core.agent.random_policy.candidates_of`). Numbers of agents are not compared.
+
+        :param env: The environment with its wrappers.
+        :return: A sentence fragment for each entry of a space that is missing or does not fit.
         """
         found = []
         chosen = candidates_of(self.action_spaces_dict, self.observation_spaces_dict)
@@ -71,10 +74,11 @@ class SpacesConfig:
         return found
 
     def require_same(self, env: Any, origin: str | Path) -> None:
-        """Raise a `CheckpointError` that names the differences, if a model of these spaces cannot act.
+        """Compare the spaces with those of an environment in which a model of these spaces is to act.
 
         :param env: The environment.
         :param origin: Source of the model, for messages.
+        :raises CheckpointError: There are :meth:`differences`, which the message names.
         """
         if differences := self.differences(env):
             raise CheckpointError(
@@ -85,7 +89,8 @@ class SpacesConfig:
     def save(self, dump_file_path: str | Path) -> None:
         """Write the file; a crash leaves the previous one untouched.
 
-        :raises ConfigError: A space is of a type that cannot be described.
+        :param dump_file_path: Path of the file, which is replaced if it exists.
+        :raises ConfigError: A space is neither `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary` nor a `Dict` of these.
         """
         content = {
             "format": _FORMAT,
@@ -97,8 +102,9 @@ class SpacesConfig:
 
     @classmethod
     def load(cls, in_file_path: str | Path) -> SpacesConfig:
-        """Read the file.
+        """Read a file that :meth:`save` wrote.
 
+        :param in_file_path: Path of the file.
         :raises CheckpointError: The file is missing, damaged, or not a file of spaces.
         """
         path = Path(in_file_path)

@@ -93,6 +93,12 @@ class Program:
     """The forward pass of a network.
 
     Parameters are those of the network's own layers: optimiser steps, loaded states and replaced parameters count.
+
+    :param inputs: Places of the inputs, and of hidden states, by key.
+    :param operations: The operations in the order of their evaluation.
+    :param outputs: Places of the outputs, and of the next hidden states, by key.
+    :param n_places: Number of tensors: inputs and results of operations.
+    :param modules: Tells whether the program still describes the network.
     """
 
     inputs: Places
@@ -125,14 +131,25 @@ class ProgramReader:
         self.n_places = 0
 
     def module(self, module: nn.Module, inputs: Places) -> Places:
-        """Return the outputs of a module that describes itself, by key."""
+        """Return the outputs of a module that describes itself, by key.
+
+        :param module: The module, with a method `describe_forward`.
+        :param inputs: Places of its inputs by key.
+        :raises UnreadableError: The module has no description, or a subclass replaced what is described.
+        """
         if not _describes_itself(type(module)):
             raise UnreadableError
         outputs: Places = module.describe_forward(self, inputs)  # type: ignore[operator]  # nn.Module hides methods
         return outputs
 
     def layer(self, layer: nn.Module, source: Place) -> Place:
-        """Return the output of a linear layer, an activation, or several of them one after the other."""
+        """Return the output of a linear layer, an activation, or several of them one after the other.
+
+        :param layer: `nn.Linear`, :class:`maze.perception.weight_init.Linear`, `nn.Identity`, one of
+            :data:`ACTIVATIONS`, or a `nn.Sequential` of these.
+        :param source: Place of the input, `[..., n_features]` of a linear layer.
+        :raises UnreadableError: It is a layer of any other class, or an activation with `inplace=True`.
+        """
         kind = type(layer)
         if kind is nn.Sequential:
             for child in layer.children():
@@ -147,22 +164,38 @@ class ProgramReader:
         raise UnreadableError
 
     def flatten(self, source: Place, n_dims: int) -> Place:
-        """Return the last `n_dims` dimensions joined to one; 0 adds a dimension of size one."""
+        """Return a tensor with its last dimensions joined to one.
+
+        :param source: Place of the tensor.
+        :param n_dims: Number of dimensions to join; 0 adds a dimension of size one.
+        """
         function = ArrayFunction(lambda array: array.reshape(*array.shape[: array.ndim - n_dims], -1))
         return source if n_dims == 1 else self.apply(function, source)
 
     def unflatten(self, source: Place, shape: Sequence[int]) -> Place:
-        """Return the last dimension in another shape."""
+        """Return a tensor with its last dimension in another shape.
+
+        :param source: Place of the tensor, `[..., n]`.
+        :param shape: The shape, with `n` elements. If it has one dimension, `source` is returned.
+        """
         function = ArrayFunction(lambda array: array.reshape(*array.shape[:-1], *shape))
         return source if len(shape) == 1 else self.apply(function, source)
 
     def concatenate(self, sources: Sequence[Place], axis: int) -> Place:
-        """Return several tensors joined along an axis, which is negative."""
+        """Return several tensors joined along an axis.
+
+        :param sources: Places of the tensors, at least one.
+        :param axis: A negative number, since there may be several batch dimensions.
+        """
         function = ArrayFunction(lambda *arrays: np.concatenate(arrays, axis=axis))
         return sources[0] if len(sources) == 1 else self.apply(function, *sources)
 
     def apply(self, function: Function, *sources: Place) -> Place:
-        """Return the result of any other function, whose arguments are `[batch, ...]`."""
+        """Return the result of any other function.
+
+        :param function: The function, which must not modify its arguments.
+        :param sources: Places of its arguments, `[batch, ...]`, in their order.
+        """
         return self._add(Apply(sources, self._new_place(), function))
 
     def _add(self, operation: Operation) -> Place:
@@ -177,6 +210,7 @@ class ProgramReader:
 def read_program(network: nn.Module, is_for_population: bool = False) -> Program | None:
     """Return the program of a network; `None` where only the module itself can compute its outputs.
 
+    :param network: The network, which describes itself.
     :param is_for_population: See :class:`ProgramReader`.
     """
     modules = ModuleWatch(network)
@@ -195,7 +229,10 @@ _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_
 
 
 class ModuleWatch:
-    """Detect changes of a network's computation, other than of its parameters."""
+    """Detect changes of a network's computation, other than of its parameters.
+
+    :param network: The network, whose modules are compared with those that it has now.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         self._attributes = [vars(module) for module in network.modules()]
@@ -249,7 +286,11 @@ class NumpyNetwork:
         self._run = _compiled(program, _own_linear)
 
     def __call__(self, observation: Mapping[str, Array]) -> Arrays:
-        """Return the network's outputs for a batch of observations of any type."""
+        """Return the network's outputs for a batch of observations.
+
+        :param observation: Arrays `[batch, ...]` by key, of any type of numbers; they are converted to float32.
+        :return: Arrays `[batch, ...]` by key, which the next call may overwrite.
+        """
         return self._run(observation, _ALL)
 
     def is_current(self) -> bool:
@@ -266,7 +307,11 @@ class NumpyNetwork:
 
 
 def in_numpy(network: nn.Module) -> NumpyNetwork | None:
-    """Return the network in NumPy; `None` where only torch can compute it faithfully."""
+    """Return the network in NumPy; `None` where only torch can compute it faithfully.
+
+    :param network: The network, with parameters of float32 on the CPU. If :meth:`NumpyNetwork.is_current` is false
+        later, this function has to be called again.
+    """
     program = read_program(network)
     return None if program is None or not _is_shareable(program) else NumpyNetwork(program)
 
@@ -276,6 +321,7 @@ def population_in_numpy(
 ) -> Callable[[Mapping[str, Array], Rows], Arrays] | None:
     """Return the network with many sets of parameters in NumPy; the results of a set do not depend on the others.
 
+    :param network: The network, with parameters of float32 on the CPU.
     :param stacked: Arrays `[n_rows, *shape]` for parameters, by `id`; their memory is read at every call. Other
         parameters are the network's own.
     :return: A function of observations `[batch, ...]` and of the rows whose parameters are used for them; `None` where

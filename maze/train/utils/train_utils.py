@@ -84,6 +84,7 @@ _MOST_BYTES = 4096
 def to_plain(value: Any) -> Any:
     """Replace values of NumPy and Maze by plain values and tensors, at any depth.
 
+    :param value: A value; containers are replaced by new ones, tensors are kept.
     :raises TypeError: A value is not a number, text, array, tensor or container of them.
     """
     plain: Any = value
@@ -146,6 +147,9 @@ def states_of(parts: Mapping[str, Part]) -> dict[str, Any]:
 def load_states(parts: Mapping[str, Part], states: Mapping[str, Any]) -> list[str]:
     """Restore all parts from the result of :func:`states_of`.
 
+    :param parts: Parts by name, which are changed.
+    :param states: States by name; those of other names are ignored.
+    :raises KeyError: The state of a part is missing.
     :return: Sentences about parts that could not be restored.
     """
     problems: list[str] = []
@@ -176,7 +180,10 @@ def new_episodes(problems: Mapping[int, str]) -> list[str]:
 
 
 def statistics_to_plain(aggregator: LogStatsAggregator) -> dict[str, Any]:
-    """Return the collected values of an aggregator that can be saved."""
+    """Return the collected values of an aggregator as plain values and tensors.
+
+    :param aggregator: The aggregator. Rows with values that cannot be saved are left out, with a warning.
+    """
     rows = []
     state = aggregator.state()
     for row in state["rows"]:
@@ -203,7 +210,10 @@ def global_generators_state() -> dict[str, Any]:
 
 
 def set_global_generators_state(state: Mapping[str, Any]) -> None:
-    """Continue from a state of :func:`global_generators_state`."""
+    """Continue from a state of :func:`global_generators_state`.
+
+    :param state: The state. States of CUDA devices are ignored where the number of devices differs.
+    """
     random.setstate(state["python"])
     np.random.set_state(from_plain(state["numpy"]))  # noqa: NPY002 (the global generator is the point)
     torch.set_rng_state(state["torch"])

@@ -459,8 +459,10 @@ def test_cuda_without_a_device_is_an_error_unless_it_is_the_default(monkeypatch,
     for device in ("cuda", "coda"):
         with pytest.raises(ConfigError, match=f"device: '{device}'"):
             two_step_policy().to(device)
-    assert resolve_device("cuda", "algorithm.device", default="cuda") == "cpu"
+    with caplog.at_level("INFO"):
+        assert resolve_device("cuda", "algorithm.device", default="cuda") == "cpu"
     assert "algorithm.device: the default cuda needs a CUDA device" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
 def test_a_network_used_twice_counts_once():

@@ -94,7 +94,9 @@ class InMemoryDataset(Dataset[Item], ABC):
     def load_data(self, input_data: InputData) -> None:
         """Add trajectories.
 
-        :param input_data: A trajectory file, a directory, a trajectory, or a list of these.
+        :param input_data: Any of the sources that the constructor takes.
+        :raises CheckpointError: A source does not exist, is damaged, or holds types that are not allowed.
+        :raises ConfigError: It is no source, or the environment does not have the recorded actors.
         """
         sources = self._sources(input_data)
         if self.n_workers > 1 and len(sources) > 1:
@@ -116,7 +118,10 @@ class InMemoryDataset(Dataset[Item], ABC):
                 self._add(self._reader.load(number, source))
 
     def append(self, trajectory: TrajectoryRecord[Any]) -> None:
-        """Process a trajectory and add its steps."""
+        """Process a trajectory and add its steps.
+
+        :param trajectory: The trajectory, as for :meth:`load_data`.
+        """
         self._add(self._reader.load(0, trajectory))
 
     @staticmethod
@@ -138,19 +143,23 @@ class InMemoryDataset(Dataset[Item], ABC):
 
     @staticmethod
     def list_trajectory_files(data_dir: str | Path) -> list[Path]:
-        """Return the trajectory files below a directory (or the file itself), in the order of their names.
+        """Return the trajectory files below a directory, at any depth, in the order of their paths.
 
+        :param data_dir: The directory, whose tables (`*.parquet`) count only if there are no `*.pkl`; or a file, a
+            Minari data set or a decision log, which is returned itself.
         :raises CheckpointError: There are none.
         """
         path = Path(data_dir)
-        if path.is_file() or is_minari(path) or is_decision_log(path):
+        if (path.is_file() and path.suffix in (".pkl", PARQUET_SUFFIX)) or is_minari(path) or is_decision_log(path):
             return [path]
-        files = sorted(path.rglob("*.pkl")) or sorted(path.rglob(f"*{PARQUET_SUFFIX}"))
+        files = [] if path.is_file() else sorted(path.rglob("*.pkl")) or sorted(path.rglob(f"*{PARQUET_SUFFIX}"))
         if not files:
-            what = "has no trajectory files (*.pkl, *.parquet)" if path.is_dir() else "does not exist"
+            found = "has no trajectory files" if path.is_dir() else "is no trajectory file"
             raise CheckpointError(
-                f"{path.absolute()} {what}. Trajectories are recorded by rollouts with `runner.record_trajectory=true` "
-                f"into `trajectory_data/` of their output directory; give its absolute path."
+                f"{path.absolute()} {found if path.exists() else 'does not exist'}: expected *.pkl, *.parquet, or a "
+                "decision log (*.jsonl). Rollouts record them with `runner.record_trajectory=true` into "
+                "`trajectory_data/` of their output directory; give its absolute path. A CSV file becomes a table with "
+                '`pandas.read_csv("log.csv").to_parquet("log.parquet")`.'
             )
         return files
 
@@ -234,7 +243,11 @@ class DataLoadWorker:
         return self._env
 
     def trajectories(self, source: Path | str | TrajectoryRecord[Any]) -> Iterable[TrajectoryRecord[Any]]:
-        """Return the trajectories of a file, or a given trajectory."""
+        """Return the trajectories of a source.
+
+        :param source: A trajectory file, a table, a Minari data set, a decision log, or a trajectory.
+        :raises CheckpointError: It is damaged, or holds types that are not allowed.
+        """
         env = self._environment()
         if isinstance(source, TrajectoryRecord):
             return [source]
@@ -258,15 +271,17 @@ class DataLoadWorker:
         env = self._environment()
         counts = {} if env is None else env.agent_counts_dict
         for trajectory in self.trajectories(source):
-            converted += self._processor.process(trajectory, env)
-        actors = {record.actor_id for steps in converted for step in steps for record in step.substep_records}
-        for key, agent in sorted(actors, key=str):
-            count = counts.get(key, -1)
-            if agent not in range(count if count >= 0 else agent + 1):
-                raise ConfigError(
-                    f"{getattr(source, 'id', source)}, sub-step {key!r}: agent {agent} is unknown. The environment "
-                    f"declares {count} agent(s), counted from 0; -1 if the number varies."
-                )
+            processed = self._processor.process(trajectory, env)
+            converted += processed
+            actors = ((n, actor) for steps in processed for n, step in enumerate(steps) for actor in step.actor_ids)
+            for n, (key, agent) in actors:
+                count = counts.get(key, -1)
+                if agent not in range(count if count >= 0 else agent + 1):
+                    raise ConfigError(
+                        f"{getattr(source, 'id', source)}, episode {trajectory.id}, step {n}, sub-step {key!r}: agent "
+                        f"{agent} is unknown. The environment declares {count} agent(s), counted from 0; -1 if the "
+                        "number varies. Correct the agent, or omit the episode."
+                    )
         return converted
 
     def close(self) -> None:

@@ -89,7 +89,11 @@ class LoggedSteps:
         return np.diff(self.episode_starts)
 
     def positions(self, step_key: StepKeyType) -> Array:
-        """Return decisions of a step key, in the order of its table's rows, `[n_actions]`."""
+        """Return the indices of the decisions of a step key, in the order of its table's rows.
+
+        :param step_key: The step key.
+        :return: `[n_actions]`; empty for an unknown step key.
+        """
         if step_key not in self._positions:
             found = np.array([index for index, key in enumerate(self.step_keys) if key == step_key], np.int64)
             self._positions[step_key] = found[np.argsort(self.rows[found], kind="stable")]
@@ -102,7 +106,11 @@ class LoggedSteps:
         return np.asarray(self.terminated | (self.next_rows >= 0))
 
     def followed_by(self, step_key: StepKeyType) -> Array:
-        """Return decisions that an observation of a step key follows, `[n]`."""
+        """Return the indices of the decisions that an observation of a step key follows, in ascending order.
+
+        :param step_key: Step key of the observation. Decisions without a recorded successor are left out.
+        :return: `[n]`.
+        """
         is_key = np.fromiter((key == step_key for key in self.next_step_keys), np.bool_, len(self))
         return np.flatnonzero(is_key & (self.next_rows >= 0))
 
@@ -127,7 +135,11 @@ class LoggedSteps:
         return np.add.reduceat(self.rewards * gamma**self.steps, self.episode_starts[:-1])
 
     def largest_return(self, gamma: float) -> float:
-        """Return the largest absolute value of a discounted return with rewards as in the log, of any length."""
+        """Return a bound of the absolute value of discounted returns of any length with rewards as in the log.
+
+        :param gamma: Discount per environment step, in [0, 1].
+        :return: The largest sum of absolute rewards of an environment step, divided by `1 - gamma`; infinite for 1.
+        """
         totals = np.cumsum(np.abs(self.rewards))[self._ends_step]
         return float(np.diff(totals, prepend=0.0).max()) / (1.0 - gamma) if gamma < 1.0 else np.inf
 
@@ -146,11 +158,13 @@ class LoggedSteps:
     def require_spaces(
         self, observation_spaces: Mapping[StepKeyType, spaces.Dict], action_spaces: Mapping[StepKeyType, spaces.Dict]
     ) -> None:
-        """Refuse logs of another environment, or of other wrappers.
+        """Refuse logs of another environment, or of other wrappers, and probabilities above 1.
+
+        Bounds of boxes are not compared.
 
         :param observation_spaces: Observation spaces by step key.
         :param action_spaces: Action spaces by step key.
-        :raises ConfigError: Names the sub-step and the entry that does not fit.
+        :raises ConfigError: Names the sub-step and the entry that does not fit, or the decision with that probability.
         """
         for key, table in self.tables.items():
             if key not in action_spaces:

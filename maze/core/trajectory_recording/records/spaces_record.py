@@ -31,6 +31,12 @@ class SpacesRecord:
 
     The fields hold single values, or batches: arrays with the leading dimensions `batch_shape`. Fields that were not
     recorded are `None`.
+
+    :param observation: The actor's observation before the action, `[*batch_shape, *space.shape]` by key.
+    :param action: Its action, `[*batch_shape, *space.shape]` by action head.
+    :param reward: Reward of the sub-step, `[*batch_shape]`.
+    :param done: Whether the episode ended with the sub-step, terminated or truncated, `[*batch_shape]`.
+    :param discounted_return: Discounted return, `[*batch_shape]`, which Maze leaves to the user.
     """
 
     actor_id: ActorID
@@ -105,9 +111,9 @@ class SpacesRecord:
         return self
 
     def to_torch(self, device: str) -> SpacesRecord:
-        """Convert all fields to tensors, in place; dtypes are kept, Python floats become float32.
+        """Convert all fields to tensors, in place; see :func:`to_torch`.
 
-        :param device: Device of the tensors; on the CPU they share the memory of the arrays.
+        :param device: Device of the tensors; on the CPU they share the memory of writeable arrays.
         :return: This record.
         """
         for field in (*_DICT_FIELDS, *_VALUE_FIELDS):
@@ -122,7 +128,10 @@ def is_tensor(value: Any) -> bool:
 
 
 def stack_values(values: Sequence[Any]) -> Any:
-    """Stack arrays, tensors or numbers along a new first axis; dtypes are kept, Python floats become float32."""
+    """Stack arrays, tensors or numbers along a new first axis; dtypes are kept, Python floats become float32.
+
+    :param values: At least one value, all of the same kind and shape.
+    """
     first = values[0]
     if is_tensor(first):
         import torch
@@ -150,7 +159,11 @@ def stack_dicts(dicts: Sequence[dict[str, Any]], name: str = "dictionaries") -> 
 
 
 def to_numpy(value: Any) -> Any:
-    """Convert tensors to arrays (sharing memory if possible), dictionaries per key; `None` is kept."""
+    """Convert tensors to arrays, which share memory with tensors on the CPU.
+
+    :param value: A tensor, a list of numbers, or a dictionary of these, which is converted per key; anything else is
+        kept.
+    """
     if isinstance(value, dict):
         return {key: to_numpy(item) for key, item in value.items()}
     if is_tensor(value):
@@ -161,7 +174,11 @@ def to_numpy(value: Any) -> Any:
 
 
 def to_torch(value: Any, device: str) -> Any:
-    """Convert arrays and numbers to tensors on the device (sharing memory if possible); `None` is kept."""
+    """Convert arrays and numbers to tensors; dtypes of arrays are kept, single floating-point numbers become float32.
+
+    :param value: An array, a number, a tensor, or a dictionary of these, which is converted per key; `None` is kept.
+    :param device: Device of the tensors. On the CPU they share the memory of writeable arrays.
+    """
     if value is None:
         return None
     if isinstance(value, dict):

@@ -29,7 +29,13 @@ def _by_step_key(name: str, doc: str) -> property:
 
 @dataclass
 class StructuredSpacesRecord:
-    """The spaces records of the sub-steps of one environment step, in the order in which the actors acted."""
+    """The spaces records of the sub-steps of one environment step, in the order in which the actors acted.
+
+    :param substep_records: The records; `None`: none so far.
+    :param event_log: Events of the step; `None`: they were not recorded.
+    :param step_stats: Statistics of the step; `None`: they were not recorded.
+    :param episode_stats: Statistics of the episode, at its last step; `None`: it goes on, or they were not recorded.
+    """
 
     substep_records: list[SpacesRecord] = field(default_factory=list)
     event_log: StepEventLog | None = None

@@ -36,7 +36,10 @@ class TrajectoryRecord(Generic[StepRecordType]):
         self.step_records.append(step_record)
 
     def extend(self, trajectory_record: TrajectoryRecord[StepRecordType]) -> None:
-        """Add all steps of another trajectory that continues this one."""
+        """Add all steps of another trajectory that continues this one.
+
+        :param trajectory_record: The other trajectory, with which this one then shares the step records.
+        """
         self.step_records.extend(trajectory_record.step_records)
 
     def __len__(self) -> int:
@@ -143,6 +146,9 @@ def packages_of(env: MazeEnv[Any]) -> frozenset[str]:
     """Return the user's packages of an environment: of its wrappers, simulation and conversions.
 
     Maze, torch, gymnasium, the standard library and a few others are excluded.
+
+    :param env: The environment with its wrappers.
+    :return: Names of the top-level packages.
     """
     from maze.core.utils.import_guard import NEVER_WHOLE
 

@@ -18,18 +18,27 @@ class TrajectoryWriterRegistry:
 
     @classmethod
     def register_writer(cls, writer: TrajectoryWriter) -> None:
-        """Register a writer for episodes that end afterwards."""
+        """Register a writer for episodes that end afterwards.
+
+        :param writer: The writer, which stays registered in this process until :meth:`unregister_writer`.
+        """
         cls.writers.append(writer)
 
     @classmethod
     def unregister_writer(cls, writer: TrajectoryWriter) -> None:
-        """Remove a writer."""
+        """Remove a writer.
+
+        :param writer: The writer; one that is not registered is ignored.
+        """
         if writer in cls.writers:
             cls.writers.remove(writer)
 
     @classmethod
     def record_trajectory_data(cls, episode_record: StateTrajectoryRecord) -> None:
-        """Pass a finished episode to all writers."""
+        """Pass a finished episode to all writers.
+
+        :param episode_record: The episode, which must not be modified afterwards.
+        """
         for writer in list(cls.writers):
             try:
                 writer.write(episode_record)

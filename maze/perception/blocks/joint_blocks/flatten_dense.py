@@ -10,7 +10,10 @@ from maze.perception.blocks.general.flatten import FlattenBlock
 
 
 class FlattenDenseBlock(ChainBlock):
-    """A :class:`FlattenBlock` followed by a :class:`DenseBlock`; their arguments are described there."""
+    """A :class:`FlattenBlock` followed by a :class:`DenseBlock`; their arguments are described there.
+
+    Input `(..., *shape)` with `num_flatten_dims` dimensions in `shape`, output `(..., hidden_units[-1])`.
+    """
 
     stages = ("flatten_block", "dense_block")
 

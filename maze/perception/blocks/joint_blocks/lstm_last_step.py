@@ -10,7 +10,8 @@ from maze.perception.blocks.recurrent.lstm import LSTMBlock
 class LSTMLastStepBlock(ChainBlock):
     """The last time step of an :class:`LSTMBlock`, where the arguments are described.
 
-    Input `(..., time, features)`, output `(..., hidden_size)`.
+    Input `(..., time, features)`, output `(..., hidden_size)`. With `bidirectional`, the backward LSTM has processed
+    this time step only.
     """
 
     stages = ("lstm_block", "slice_block")

@@ -248,11 +248,20 @@ class GatheredRows:
         self._index = reader.apply(ArrayFunction(_first_rows), *masks)
 
     def of(self, source: Place) -> Place:
-        """Return the rows of `[..., n, features]` or `[..., n]`."""
+        """Return the rows that are kept.
+
+        :param source: Place of `[..., n, features]` or `[..., n]`.
+        :return: Place of `[..., n_kept, features]` or `[..., n_kept]`; all rows are kept where gathering is not faster.
+        """
         return self._reader.apply(ArrayFunction(_taken), source, self._index, self._mask)
 
     def spread(self, source: Place, fill: float) -> Place:
-        """Return numbers `[..., n_kept]` at the places `[..., n]` before gathering, and `fill` at the others."""
+        """Return numbers at the places before gathering; the inverse of :meth:`of`.
+
+        :param source: Place of the numbers `[..., n_kept]`.
+        :param fill: The number at the other places.
+        :return: Place of `[..., n]`.
+        """
         function = ArrayFunction(partial(_put_back, fill))
         return self._reader.apply(function, source, self._index, self._mask)
 

@@ -58,7 +58,12 @@ class FlattenConcatBaseNet(nn.Module):
         return self.hidden(torch.cat(flat, dim=-1))  # type: ignore[no-any-return]  # nn.Module.__call__
 
     def describe_latent(self, reader: ProgramReader, inputs: Places) -> Place:
-        """Return the program of :meth:`latent`, see :mod:`maze.perception.program.network_program`."""
+        """Return the program of :meth:`latent`, see :mod:`maze.perception.program.network_program`.
+
+        :param reader: Records the operations.
+        :param inputs: Places of the observations by key.
+        :return: Place of the result, `[..., n_latent]`.
+        """
         flat = [reader.flatten(inputs[key], len(shape)) for key, shape in self._obs_shapes.items()]
         return reader.layer(self.hidden, reader.concatenate(flat, axis=-1))
 

@@ -128,8 +128,9 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         return {"policy_generators": self.worker_policy.rng_state(), "is_ahead": self.is_ahead}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        """Restore a state from :meth:`state_dict`, possibly of other workers; the buffer has to be restored before.
+        """Restore a state from :meth:`state_dict`; the buffer has to be restored before.
 
+        :param state_dict: The state, possibly of another number of workers.
         :return: Environment index -> reason why this environment starts a new episode.
         """
         self.worker_policy.set_rng_state(state_dict["policy_generators"])

@@ -217,7 +217,7 @@ class EnvGroup:
         try:
             self._generator.collect(policy, columns)
             columns.renewed, self._is_replacement = list(range(columns.n_envs)) if self._is_replacement else [], False
-            columns.check_finite(env.seeding_at)
+            columns.check_finite(env.seeding_at, env.constrained)
         except (NonFiniteError, EnvironmentContractError) as error:
             raise type(error)(f"{self._name}, {error}") from error
         return self._fragment(columns, policy, generators)

@@ -440,5 +440,10 @@ def vectorized(generator: Any) -> Any:
 
 
 def in_sequence(env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None) -> SequentialVectorEnv:
-    """Make a :class:`SequentialVectorEnv` of equal environments."""
+    """Make a :class:`SequentialVectorEnv` of equal environments.
+
+    :param env_factory: Makes one environment; called `n_envs` times.
+    :param n_envs: Number of environments.
+    :param logging_prefix: Prefix of the epoch statistics; `None`: they are not logged.
+    """
     return SequentialVectorEnv([env_factory] * n_envs, logging_prefix)

@@ -12,7 +12,10 @@ from maze.core.env.base_env import BaseEnv
 
 
 class VectorEnv(BaseEnv, ABC):
-    """Several environments that are stepped together."""
+    """Several environments that are stepped together.
+
+    :param n_envs: Number of environments.
+    """
 
     def __init__(self, n_envs: int) -> None:
         self.n_envs = n_envs
@@ -22,6 +25,9 @@ class VectorEnv(BaseEnv, ABC):
         self, actions: Any
     ) -> tuple[Any, np.ndarray, np.ndarray, Iterable[dict[Any, Any]]]:
         """Step all environments; environments whose episode ended are reset in the same call.
+
+        Where resetting takes a call of its own, a subclass resets with the next step
+        (:attr:`~maze.train.parallelization.vector_env.structured_vector_env.StructuredVectorEnv.autoreset_pending`).
 
         :param actions: Dictionary of arrays `[n_envs, ...]`.
         :return: Observations, rewards, dones (arrays `[n_envs, ...]`) and one info dictionary per environment.

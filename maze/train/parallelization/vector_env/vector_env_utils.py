@@ -159,11 +159,12 @@ class CheckedEnvFactory:
 
 
 def check_same_spaces(reference: Any, env: Any, name: str) -> None:
-    """Raise an error if the spaces of an environment differ from those of the first one.
+    """Compare the spaces and agent counts of an environment with those of the first one.
 
     :param reference: The first environment, or an object with its spaces as attributes.
     :param env: The environment.
-    :param name: Name of the environment.
+    :param name: Name of the environment, for the message.
+    :raises EnvironmentContractError: They differ.
     """
     for attribute in ("observation_spaces_dict", "action_spaces_dict", "agent_counts_dict"):
         expected, found = dict(getattr(reference, attribute)), dict(getattr(env, attribute))

@@ -25,6 +25,9 @@ class Risk:
 
     CVaR (conditional value at risk, expected shortfall) is the mean of the worst share `level` of the returns
     (Rockafellar and Uryasev 2000).
+
+    :param level: Share of the returns in (0, 1].
+    :param mean_weight: Weight of the mean in [0, 1]; 0: the CVaR alone.
     """
 
     level: float
@@ -37,6 +40,7 @@ class Risk:
         >>> Risk.parse("0.25*mean + 0.75*cvar:0.1")
         Risk(level=0.1, mean_weight=0.25)
 
+        :param text: The text; spaces are ignored, and the mean goes first.
         :raises ConfigError: The text has another form, or the weights do not add up to 1.
         """
         number = r"(\d*\.?\d+)"
@@ -56,6 +60,8 @@ class Risk:
 
         >>> Risk(level=0.5).weights(4)
         [0.5, 0.5, 0.0, 0.0]
+
+        :param n_quantiles: Number of equally probable quantiles, at least 1.
         """
         covered = (min(max(self.level * n_quantiles - index, 0.0), 1.0) for index in range(n_quantiles))
         of_tail = (1.0 - self.mean_weight) / (self.level * n_quantiles)

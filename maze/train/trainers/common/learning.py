@@ -43,6 +43,7 @@ class Losses:
         """Add a term to the total; one without weight is left out, so that nothing is computed for it.
 
         :param value: A scalar `[]`.
+        :param weight: Factor of the term.
         """
         if weight:
             self.total = torch.add(self.total, value, alpha=weight)
@@ -111,7 +112,12 @@ def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
 
 
 def require_end_of_schedule(schedule: str, n_epochs: int) -> None:
-    """Raise a `ConfigError` if a schedule other than `constant` has no end, as `n_epochs` is 0."""
+    """Check that a schedule has an end.
+
+    :param schedule: `constant`, `linear` or `cosine`.
+    :param n_epochs: Number of epochs; 0: not fixed.
+    :raises ConfigError: The number of epochs is not fixed, and the schedule is not `constant`.
+    """
     if n_epochs == 0 and schedule != "constant":
         raise ConfigError(
             f"algorithm.lr_schedule: `{schedule}` needs the number of epochs; set `algorithm.n_epochs`, or use "
@@ -122,7 +128,9 @@ def require_end_of_schedule(schedule: str, n_epochs: int) -> None:
 def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
     """Return the mean of the elements of weight 1; 0 if there are none. Elements of weight 0 need not be finite.
 
-    :param values: `[batch]`, as the weight.
+    :param values: `[batch]`.
+    :param weight: 0 or 1 for each element, floats `[batch]`; `None`: all elements count.
+    :return: `[]`.
     """
     if weight is None:
         return values.mean()
@@ -228,7 +236,10 @@ class UpdateStats:
         return {"sums": sums, "values": values}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state_dict` returned."""
+        """Continue from a state that :meth:`state_dict` returned; values collected before are dropped.
+
+        :param state_dict: The state, which is copied.
+        """
         self._sums = {
             tuple((event, key) for event, key in rows): (total.clone(), count)
             for rows, total, count in state_dict["sums"]
@@ -273,7 +284,11 @@ def quantile_huber_loss(quantiles: Tensor, targets: Tensor, kappa: float = 1.0) 
 
 
 def output_layer(network: nn.Module, sizes: Sequence[int]) -> nn.Linear | None:
-    """Return the last linear layer with one of the output sizes; `None`: there is none."""
+    """Return the last linear layer with one of the output sizes; `None`: there is none.
+
+    :param network: The network. The order is that in which its modules were registered, not that of evaluation.
+    :param sizes: Numbers of outputs.
+    """
     layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear) and layer.out_features in sizes]
     return layers[-1] if layers else None
 

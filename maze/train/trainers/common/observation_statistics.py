@@ -54,7 +54,10 @@ class ObservedRows:
         return bool(self._sums)
 
     def begin(self, row: int) -> None:
-        """Begin an episode."""
+        """Begin an episode: the sums of its row become zero.
+
+        :param row: Index of the row.
+        """
         for arrays in self._sums.values():
             for array in arrays:
                 array[row] = 0
@@ -79,13 +82,21 @@ class ObservedRows:
             count[rows] += 1
 
     def move(self, source: int, target: int) -> None:
-        """Move an episode to another row."""
+        """Copy the sums of an episode to another row, whose sums are replaced.
+
+        :param source: Index of the row of the episode, whose sums stay until :meth:`begin`.
+        :param target: Index of the other row.
+        """
         for arrays in self._sums.values():
             for array in arrays:
                 array[target] = array[source]
 
     def of(self, row: int) -> Moments | None:
-        """Return statistics of an episode; `None` if it has no observations."""
+        """Return statistics of an episode; `None` if it has no observations.
+
+        :param row: Index of the row.
+        :return: Number, mean and variance (float64 `[*shape]`) by name, over all sub-steps with that observation.
+        """
         parts: list[Moments] = []
         for (_, name), (counts, first, total, squares) in self._sums.items():
             if count := int(counts[row]):

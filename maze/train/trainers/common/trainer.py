@@ -86,6 +86,7 @@ class Trainer(ABC):
         """Train the model.
 
         :param n_epochs: Number of epochs; `None` takes the number of the configuration.
+        :param kwargs: Further arguments of an algorithm.
         """
 
     @abstractmethod
@@ -338,6 +339,10 @@ class EpochTrainer(Trainer, ABC):
         interrupted run (in this process or from a loaded state) is completed.
 
         :param n_epochs: Number of epochs; 0: :data:`EPOCH_LIMIT` at most. `None` takes the configuration's.
+        :param kwargs: Ignored.
+        :raises TrainingInterrupted: SIGINT or SIGTERM was received; the state was saved after the current update.
+        :raises NonFiniteError: A loss or gradient is NaN or infinite. The state before is saved beside
+            `checkpoint_file`.
         """
         self._n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
         self._begin_training(self._n_epochs)

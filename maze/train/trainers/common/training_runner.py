@@ -497,12 +497,21 @@ class TrainingRunner(Runner):
     def create_distributed_eval_env(
         self, env_factory: Callable[[], Any], eval_concurrency: int, logging_prefix: str
     ) -> StructuredVectorEnv:
-        """Build a vector environment for evaluations; parameters as in :meth:`create_distributed_env`."""
+        """Build a vector environment for evaluations.
+
+        :param env_factory: Makes one environment.
+        :param eval_concurrency: Number of environments.
+        :param logging_prefix: Prefix of the epoch statistics.
+        """
         env: StructuredVectorEnv = self.placement.vector_env(env_factory, eval_concurrency, logging_prefix)
         return env
 
     def create_distributed_rollout_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
-        """Build workers with the execution backend; the arguments are those of `BaseDistributedWorkersWithBuffer`."""
+        """Build workers with the execution backend.
+
+        :param arguments: Arguments of
+            :class:`~maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer.BaseDistributedWorkersWithBuffer`.
+        """
         workers: BaseDistributedWorkersWithBuffer = self.placement.workers(**arguments)
         return workers
 

@@ -19,11 +19,17 @@ class ValueTransform(ABC):
 
     @abstractmethod
     def transform_value(self, x: ValueType) -> ValueType:
-        """Transform values, element by element."""
+        """Transform values, element by element.
+
+        :param x: A number, array or tensor; the result is of the same type and shape.
+        """
 
     @abstractmethod
     def transform_value_inv(self, x: ValueType) -> ValueType:
-        """Return the inverse of :meth:`transform_value`."""
+        """Invert :meth:`transform_value`, element by element.
+
+        :param x: Transformed values; the result is of the same type and shape.
+        """
 
 
 class ReduceScaleValueTransform(ValueTransform):

@@ -166,7 +166,13 @@ def bellman_targets(
 
 
 def linear_schedule(first: float, last: float, n_steps: int, step: int) -> float:
-    """Interpolate from `first` at step 0 to `last` at `n_steps`; constant after it."""
+    """Interpolate from `first` at step 0 to `last` at `n_steps`; constant after it.
+
+    :param first: First value.
+    :param last: Last value.
+    :param n_steps: Number of steps, at least 1.
+    :param step: Number of steps so far, at least 0.
+    """
     return first + (last - first) * min(1.0, step / n_steps)
 
 

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 class BCValidationEvaluator(Evaluator):
     """Calculate the loss on validation data; the smaller it is, the better the model.
 
+    An evaluated policy is left in evaluation mode.
+
     :param loss: The loss; its entropy bonus is for training alone and left out here.
     :param model_selection: Receives the negative mean loss; `None`: there is none.
-    :param data_loader: Minibatches of the validation data.
+    :param data_loader: Minibatches of the validation data, at least one.
     :param logging_prefix: Prefix of the statistics; `None`: they are not logged.
     """
 

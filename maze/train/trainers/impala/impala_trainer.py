@@ -32,8 +32,11 @@ class IMPALA(ActorCritic):
 
     :param algorithm_config: Hyperparameters.
     :param rollout_generator: The actors; the trainer starts and stops them.
-    :param model: See :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic`, also for the
-        other parameters.
+    :param evaluator: Evaluates the policy; `None`: the model is judged by the training episodes.
+    :param model: Policy and state critic.
+    :param model_selection: Keeps the best model; early stopping needs it.
+    :param common: `seed` and `checkpoint_file`, see
+        :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic`.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ImpalaAlgorithmConfig

@@ -13,6 +13,7 @@ from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
+from maze.core.env.faults import in_simulation
 from maze.core.errors import ConfigError
 from maze.planning.branches import Actions, Branches, Group
 from maze.planning.planner import ActionValues, BranchSimulator, Candidates, Planner
@@ -112,6 +113,7 @@ class DCL(LabellingTrainer):
 
     # -- decisions -------------------------------------------------------------------------------------
 
+    @in_simulation("an episode of algorithm=dcl, which reaches decisions to label")
     def _decisions(self, act: Callable[[Group], Actions] | None) -> tuple[list[Group], int]:
         """Play episodes up to a random time.
 

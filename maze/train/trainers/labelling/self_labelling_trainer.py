@@ -13,6 +13,7 @@ from scipy.special import log_softmax
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
+from maze.core.env.faults import in_simulation
 from maze.core.errors import ConfigError
 from maze.planning.branches import Branches, Group
 from maze.train.trainers.common.config_classes import AlgorithmConfig
@@ -127,6 +128,7 @@ class SelfLabelling(LabellingTrainer):
 
     # -- sampling --------------------------------------------------------------------------------------
 
+    @in_simulation("a solution that algorithm=self_labelling samples")
     def _sample(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Sample different solutions of the instances that have begun.
 

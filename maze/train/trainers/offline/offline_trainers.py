@@ -190,7 +190,12 @@ class LoggedBatches:
 
 
 def scaled(space: spaces.Box, actions: Tensor) -> Tensor:
-    """Return actions scaled to [-1, 1] by the bounds of their space, `[B, *shape]`."""
+    """Return actions scaled to [-1, 1] by the bounds of their space; the inverse of :func:`unscaled`.
+
+    :param space: A box with finite bounds, low < high.
+    :param actions: `[B, *shape]`, in the unit of the space; those beyond the bounds are not clipped.
+    :return: `[B, *shape]`.
+    """
     low, high = space_bounds(space, actions)
     return 2.0 * (actions - low) / (high - low) - 1.0
 
@@ -396,9 +401,11 @@ def joint_action_values(
 
 
 def unscaled(space: spaces.Box, actions: Tensor) -> Tensor:
-    """Return actions in the unit of their space.
+    """Return actions in the unit of their space; the inverse of :func:`scaled`.
 
+    :param space: A box with finite bounds.
     :param actions: `[B, *shape]`, scaled to [-1, 1].
+    :return: `[B, *shape]`.
     """
     low, high = space_bounds(space, actions)
     return low + 0.5 * (actions + 1.0) * (high - low)
@@ -470,6 +477,7 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
     """Return the squared error `|expectile - 1(difference < 0)| * difference**2` (Kostrikov et al. 2021, eq. 5).
 
     :param difference: Action values minus state values, `[B]`.
+    :param expectile: In (0, 1); 0.5: half of the squared error, towards 1: state values near the largest action values.
     :return: The mean, `[]`.
     """
     return torch.where(difference < 0.0, 1.0 - expectile, expectile).mul(difference.square()).mean()

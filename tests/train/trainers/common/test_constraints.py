@@ -13,7 +13,7 @@ from maze.core.agent.torch_state_critic import TorchStepStateCritic
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -289,14 +289,15 @@ def test_sub_steps_and_varying_actors_learn_costs(make_env, critic, trainer_clas
     assert all(not torch.equal(one, two) for one, two in zip(before, learned.critic.parameters(), strict=True))
 
 
-def costs_of_a_kpi(ticks, kpis):
-    """Return the value of `late <= 1` and the targets of its cost critic, where the KPI has these values by tick."""
+def costs_of_a_kpi(ticks, *kpis, text="late <= 1"):
+    """Return the value of a constraint and the targets of its cost critic, where KPIs have these values by tick."""
     columns = rollout_of([ticks], last=[(A0, 5)], n_keys=1)
-    columns.constrained = np.zeros((len(ticks), 1, 2), np.float32)
-    for tick, value in kpis.items():
-        columns.constrained[tick] = value, 1.0
+    columns.constrained = np.zeros((len(ticks), 1, 2 * len(kpis)), np.float32)
+    for index, values in enumerate(kpis):
+        for tick, value in values.items():
+            columns.constrained[tick, :, [index, len(kpis) + index]] = [[value], [1.0]]
     model = model_with(TorchStepStateCritic, n_keys=1)
-    constraint = LearnedConstraint("late <= 1", PPOAlgorithmConfig(gae_lambda=1.0, constraint_margin=0.0), model)
+    constraint = LearnedConstraint(text, PPOAlgorithmConfig(gae_lambda=1.0, constraint_margin=0.0), model)
     batch = value_rollout(model, columns, GAE(0.5, 0.5))
     constraint.learn(columns, batch, first=0, is_fixed=True)
     (part,) = batch.parts
@@ -325,6 +326,26 @@ def test_the_mean_of_a_kpi_is_that_of_the_episodes_that_have_it():
     value, costs = costs_of_a_kpi([Tick(A0, 0, 0, terminated=True)] * 3, {1: 5.0})
     assert value == 5.0
     assert costs.tolist() == pytest.approx([0.0, 3**0.5, 0.0])
+
+
+def test_a_ratio_of_kpis_is_that_of_their_means_in_training_and_evaluation():
+    # `late` is known in one episode, `done` in two: 6 / 3, not 6 / 6. A `done` of 2 allows a `late` of 2 * 1/2.
+    late, done = {1: 6.0}, {0: 2.0, 1: 4.0}
+    value, costs = costs_of_a_kpi([Tick(A0, 0, 0, terminated=True)] * 3, late, done, text="late per done <= 1")
+    logged = {LogStatsKey(REWARD, "mean", None): 0.0}
+    for name, values in (("late", late), ("done", done)):
+        logged[LogStatsKey(BaseEnvEvents.kpi, "mean", (name,))] = np.mean([*values.values()])
+    assert value == 2.0
+    assert SelectionCriterion(constraints=["late per done <= 1"]).judge(logged).violation == value - 1.0
+    assert costs.tolist() == pytest.approx(np.array([-1.0, 4.0, 0.0]) / (17 / 3) ** 0.5)
+
+
+@pytest.mark.parametrize("constraint", ["share <= 1", "fault per share <= 1"])
+def test_a_statistic_that_is_not_a_number_is_named(constraint, monkeypatch):
+    kpis = Machine.kpis
+    monkeypatch.setattr(Machine, "kpis", lambda self, rows: {**kpis(self, rows), "share": np.full(len(rows), np.nan)})
+    with pytest.raises(NonFiniteError, match=r"`BaseEnvEvents/kpi/share` of `algorithm\.constraints` is nan"):
+        machine_trainer(PPO, [constraint], 1).train()
 
 
 @pytest.mark.parametrize("critic", [None, SHARED])

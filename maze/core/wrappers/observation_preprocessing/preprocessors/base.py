@@ -109,12 +109,19 @@ def box_of(space: spaces.Space[Any], processor: str) -> spaces.Box:
 
 
 def same_box(space: spaces.Box, shape: tuple[int, ...]) -> spaces.Box:
-    """Return a Box of another shape with the type of `space` and its bounds, taken over all entries."""
+    """Return a Box of another shape with the same bounds for all entries.
+
+    :param space: A Box. Its type, the smallest of its lower and the largest of its upper bounds are taken over.
+    :param shape: The shape.
+    """
     return spaces.Box(space.low.min(), space.high.max(), shape, dtype=space.dtype.type)
 
 
 def image_values(space: spaces.Box) -> tuple[str, float, float]:
-    """Return type, smallest and largest value of an image."""
+    """Return type, smallest and largest value of an image.
+
+    :param space: Space of the image, with the same bounds for all entries, such as that of :func:`same_box`.
+    """
     return str(space.dtype), float(space.low.flat[0]), float(space.high.flat[0])
 
 
@@ -165,6 +172,9 @@ class OneHotPreProcessor(ConvertingPreProcessor, tag="one_hot"):
 
     >>> OneHotPreProcessor(spaces.Discrete(3)).process(np.int64(1))
     array([0., 1., 0.], dtype=float32)
+
+    :param observation_space: Space of the observation.
+    :raises ConfigError: The space is of another kind, or a Box with more than 65,536 values in total.
     """
 
     def __init__(self, observation_space: spaces.Space[Any]) -> None:
@@ -298,6 +308,7 @@ class UnSqueezePreProcessor(ConvertingPreProcessor, tag="unsqueeze"):
 
     :param observation_space: Space of the observation.
     :param dim: Position of the dimension in the result; negative ones count from its right end.
+    :raises ConfigError: The observation is not a Box, or the result has no such dimension.
     """
 
     def __init__(self, observation_space: spaces.Box, dim: int) -> None:

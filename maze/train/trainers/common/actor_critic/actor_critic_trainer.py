@@ -118,7 +118,9 @@ class ActorCritic(EpochTrainer, ABC):
     :param rollout_generator: Collects the rollouts.
     :param model: Policy and state critic.
     :param seed: Seed of the order of minibatches; `None` draws one from torch's global generator.
-    :param evaluator: See :class:`~maze.train.trainers.common.trainer.EpochTrainer`, as for the others.
+    :param evaluator: Evaluates the policy; `None`: the model is judged by the training episodes.
+    :param model_selection: Keeps the best model; early stopping needs it.
+    :param checkpoint_file: File of the state, written after each epoch; `None`: none.
     :raises ConfigError: The model has no state critic, or the algorithm's settings contradict each other.
     """
 
@@ -292,7 +294,8 @@ class ActorCritic(EpochTrainer, ABC):
         if self._has_modes:
             self.model.eval()
         self.rollout_generator.collect(self.model.policy, self._columns)
-        self._columns.check_finite(self.rollout_generator.env.seeding_at)
+        env = self.rollout_generator.env
+        self._columns.check_finite(env.seeding_at, env.constrained)
         return self._columns
 
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:

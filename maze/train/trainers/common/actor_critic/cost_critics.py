@@ -172,7 +172,8 @@ class LearnedConstraint(CostCritic):
     * an event summed over episodes: `a` likewise, `b` is 1 where an episode ends;
     * a KPI, or another statistic of a whole episode: both are known in the last step of the episode, `b` is 1 where
       the episode has it;
-    * `x per y`: the values of `x` and of `y`.
+    * `x per y`: the values of `x` and of `y`, which is weighted by the number of episodes that have `x` over the number
+      that have `y`: the ratio of the two means, as in evaluations.
 
     The cost of a step is `a - bound * b`, negated for `>=`. Its critic and its advantages are those of rewards. The
     Lagrange multiplier has PID control.
@@ -197,8 +198,7 @@ class LearnedConstraint(CostCritic):
                 "algorithm.constraints: expected two averages over steps or two totals of episodes, whose ratio is the "
                 f"same in training and evaluation; found an average and a total in {constraint.text!r}."
             )
-        if len(self.sources) == 1 and self.sources[0].of_some:
-            self.sources.append(self.sources[0]._replace(is_occurrence=True))
+        self.sources += [source._replace(is_occurrence=True) for source in self.sources if source.of_some]
         self.sign = 1.0 if constraint.sign in ("<=", "<") else -1.0
         self.value = float("nan")
         """Latest value of the statistic in rollouts."""
@@ -239,19 +239,25 @@ class LearnedConstraint(CostCritic):
         self._carried = columns.carried(self._carried)
         ended = columns.terminated | columns.truncated
         complete = columns.step_complete | ended
-        values = columns.constrained[..., first] * complete
-        per = complete if self.sources[0].is_rate else ended
-        weights = columns.constrained[..., first + 1] * complete if len(self.sources) > 1 else per.astype(np.float32)
+        recorded = np.moveaxis(columns.constrained[..., first : first + len(self.sources)], -1, 0) * complete
+        n_names = 1 + (self.constraint.per is not None)
+        per = (complete if self.sources[0].is_rate else ended).astype(np.float32)
+        occurrences = iter(recorded[n_names:])
+        counts = [next(occurrences) if source.of_some else per for source in self.sources[:n_names]]
+        values, weights, scale = recorded[0], counts[0], 1.0
+        if n_names > 1:  # the ratio of two means, whose numbers of episodes may differ
+            weights, (n_episodes, n_of_per) = recorded[1], (float(count.sum()) for count in counts)
+            scale = n_episodes / n_of_per if n_of_per else 1.0
         if self.sources[0].is_rate:
             total, weight = float(values.sum()), float(weights.sum())
         else:
             total, self._carried[:, 0] = sum_of_ended(values, ended, self._carried[:, 0])
             weight, self._carried[:, 1] = sum_of_ended(weights, ended, self._carried[:, 1])
-        if weight:
-            self.value = total / weight
+        if weight * scale:
+            self.value = total / (weight * scale)
             if not is_fixed:
                 self._control()
-        costs = columns.with_rewards((self.sign * (values - self._aim * weights)).astype(np.float32))
+        costs = columns.with_rewards((self.sign * (values - self._aim * scale * weights)).astype(np.float32))
         if self._centred is None:
             self._scaling.scale(costs)
         if columns.actor_rewards is not None:

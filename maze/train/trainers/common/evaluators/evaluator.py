@@ -21,7 +21,10 @@ class Evaluator(ABC):
 
     @abstractmethod
     def evaluate(self, policy: TorchPolicy) -> None:
-        """Evaluate the policy as it is; results go into statistics and, where there is one, a model selection."""
+        """Evaluate the policy as it is; results go into statistics and, where there is one, a model selection.
+
+        :param policy: The policy, whose weights are not changed.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next evaluations depend on besides the policy, in numbers and arrays."""
@@ -30,7 +33,9 @@ class Evaluator(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
         """Continue from a state that :meth:`state_dict` returned.
 
-        :return: Sentences about parts that could not be restored.
+        :param state_dict: The state, possibly of an evaluator with other settings.
+        :return: Sentences about parts that could not be restored; empty: the next evaluations are those that would have
+            followed.
         """
         return []
 

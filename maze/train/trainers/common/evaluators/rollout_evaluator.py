@@ -129,7 +129,8 @@ class RolloutEvaluator(Evaluator):
     def episodes_per_env(self, n_envs: int) -> np.ndarray:
         """Return how many episodes each environment contributes, as evenly as possible.
 
-        :return: Integers `[n_envs]`.
+        :param n_envs: Number of environments.
+        :return: Integers `[n_envs]`, with the sum `n_episodes`; the first environments may have one more.
         """
         return np.bincount(np.arange(self.n_episodes) % n_envs, minlength=n_envs)
 

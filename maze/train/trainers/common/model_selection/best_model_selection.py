@@ -132,7 +132,10 @@ class BestModelSelection(ModelSelectionBase):
         return {**{name: getattr(self, name) for name in _PROGRESS}, "best_weights": self._best_weights}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue the selection that :meth:`state_dict` was taken from."""
+        """Continue the selection that :meth:`state_dict` was taken from.
+
+        :param state_dict: The state. If `dump_file` does not exist, the best weights are written into it.
+        """
         for name in _PROGRESS:
             # earlier states have no score of the kept model
             setattr(self, name, state_dict[name if name in state_dict else "best_reward"])

@@ -89,7 +89,13 @@ class Judgement(NamedTuple):
 
 
 class Constraint(NamedTuple):
-    """A limit on a statistic, or on the ratio of two."""
+    """A limit on a statistic, or on the ratio of two.
+
+    :param text: The comparison, with single spaces.
+    :param name: Name of the statistic, see :class:`SelectionCriterion`.
+    :param sign: `<=`, `>=`, `==`, `<` or `>`.
+    :param bound: The number that the statistic is compared with.
+    """
 
     text: str
     name: str
@@ -102,6 +108,7 @@ class Constraint(NamedTuple):
     def parse(cls, text: Any) -> Constraint:
         """Read `<statistic> <=, >=, <, > or == <number>`; instead of a statistic `<statistic> per <statistic>`.
 
+        :param text: The text, such as `kpi/waste <= 0.1`. Whether the statistic exists is not checked.
         :raises ConfigError: The text is not a comparison.
         """
         match = _CONSTRAINT.match(text) if isinstance(text, str) else None
@@ -118,7 +125,12 @@ class Constraint(NamedTuple):
         return cls(" ".join(text.split()), name, match["sign"], bound, per or None)
 
     def violation(self, value: float) -> float:
-        """Return the violation of the constraint by a value, relative to the bound; 0: it is fulfilled."""
+        """Return the violation of the constraint by a value, relative to the bound.
+
+        :param value: Value of the statistic, or of the ratio.
+        :return: 0: it is fulfilled. Otherwise the distance from the bound, at least 1e-9, divided by the bound's
+            absolute value where that is above 1. Infinite for NaN.
+        """
         if math.isnan(value):
             return math.inf
         found = "=" if value == self.bound else "<" if value < self.bound else ">"
@@ -268,8 +280,14 @@ class StatisticSource(NamedTuple):
     is_occurrence: bool = False
     """Whether the value is 1 where the statistic occurs, otherwise 0: the weight of an episode in such a mean."""
 
+    def __str__(self) -> str:
+        return "/".join((*self.event[1].split("."), *self.group))
+
     def of(self, stats: Mapping[LogStatsKey, Any]) -> Any:
-        """Return its value in statistics of a step, or of an episode (`at_end`); 0 without the event."""
+        """Return its value in statistics; 0 without the event.
+
+        :param stats: Statistics of an episode if `at_end`, otherwise of a step.
+        """
         value = self._found(stats)
         return float(value is not None) if self.is_occurrence else 0.0 if value is None else value
 

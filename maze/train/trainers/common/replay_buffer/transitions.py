@@ -27,7 +27,10 @@ TensorDict = dict[str, Tensor]
 
 @dataclass
 class TransitionRows:
-    """Rows to be added; all arrays start with the dimension of the rows."""
+    """Rows to be added, one for each environment step; all arrays start with the dimension of the rows.
+
+    :param actions: Of each actor of the step, by action head.
+    """
 
     observations: list[Arrays]
     """Of each actor of the step."""
@@ -63,7 +66,12 @@ class TransitionRows:
 
 @dataclass
 class TransitionBatch:
-    """Rows drawn from a buffer, as tensors."""
+    """Rows drawn from a buffer, as tensors.
+
+    :param actors: The actors of an environment step, in their order.
+    :param observations: Of each actor, `[B, *shape]` by key.
+    :param actions: Of each actor, `[B, *shape]` by action head.
+    """
 
     actors: list[ActorID]
     observations: list[TensorDict]
@@ -201,7 +209,11 @@ class TransitionColumns:
         return min(self.n_added, self.capacity)
 
     def add(self, rows: TransitionRows) -> None:
-        """Add rows; the oldest ones make room."""
+        """Add rows; the oldest ones make room.
+
+        :param rows: The rows, which are copied; observations and actions of float64 become float32.
+        :raises EnvironmentContractError: An entry is missing or has another shape.
+        """
         n = len(rows)
         numbers = np.arange(self.n_added, self.n_added + n)
         slots: Any = numbers % self.capacity

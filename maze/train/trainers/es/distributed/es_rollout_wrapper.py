@@ -55,11 +55,21 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
         return self._env_step(action)
 
     def rollout(self, policy: Any) -> None:
-        """Play one episode; its statistics become the last episode statistics of the environment."""
+        """Play one episode with deterministic actions, of at most `max_steps` environment steps.
+
+        Its statistics become the last episode statistics of the environment.
+
+        :param policy: The policy.
+        :raises ESAbortException: :meth:`set_abort` was called.
+        """
         self._play(policy)
 
     def generate_evaluation(self, policy: Any) -> ESRolloutResult:
-        """Play an episode of the unperturbed policy."""
+        """Play an episode of the unperturbed policy, as :meth:`rollout` does.
+
+        :param policy: The policy.
+        :raises ESAbortException: :meth:`set_abort` was called.
+        """
         result = ESRolloutResult(is_eval=True)
         result.add_episode(*self._play(policy))
         return result
@@ -67,8 +77,9 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
     def generate_training(self, policy: Any, noise_stddev: float) -> ESRolloutResult:
         """Play two episodes: with a perturbation added to the parameters, and with it subtracted.
 
-        :param policy: The policy; its parameters are restored afterwards.
+        :param policy: The policy; its parameters are restored afterwards, also after an error.
         :param noise_stddev: Standard deviation of the perturbation.
+        :raises ESAbortException: :meth:`set_abort` was called.
         """
         result = ESRolloutResult(is_eval=False)
         parameters = get_flat_parameters(policy)

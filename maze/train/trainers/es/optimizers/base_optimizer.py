@@ -25,7 +25,10 @@ class Optimizer(ABC):
         self.policy: TorchModel | None = None
 
     def setup(self, policy: TorchModel) -> None:
-        """Set the policy and reset the state of the optimizer."""
+        """Set the policy and reset the state of the optimizer.
+
+        :param policy: The policy, whose parameters :meth:`update` changes in place, except frozen ones.
+        """
         self.policy = policy
         self.dim = n_trained_parameters(policy)
         self.t = 0
@@ -58,6 +61,7 @@ class Optimizer(ABC):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state from :meth:`state_dict`.
 
+        :param state_dict: The state, which is copied. :meth:`setup` has to be called before.
         :raises CheckpointError: It is the state of another optimizer or model.
         """
         moments = self._moments()
