@@ -179,7 +179,9 @@ class ExploringPolicy(Policy):
         explores = not deterministic and self._rng.random() < self.epsilon
         if not explores or self.is_recurrent:  # hidden states carry all observations
             action = self.base.compute_action(observation, maze_state, env, actor_id, deterministic)
-        return self._random.compute_action(observation, actor_id=actor_id) if explores else action
+            if not explores:
+                return action
+        return self._random.compute_action(observation, actor_id=actor_id)
 
 
 def action_distribution(
