@@ -274,7 +274,7 @@ class JobShops(BatchedCoreEnv):
         self.work_left.put(job, self.work_left.take(job) - duration)
         self.machine_work.put(machine, self.machine_work.take(machine) - duration)
         self.machine_jobs.put(machine, self.machine_jobs.take(machine) - 1)
-        self._advance_to(rows, jobs, operation + 1)
+        self._advance_to(job, operation + 1)
         self._pass_gaps(rows, jobs)
 
     def _pass_gaps(self, rows: np.ndarray, jobs: np.ndarray) -> None:
@@ -285,10 +285,10 @@ class JobShops(BatchedCoreEnv):
             is_gap[is_gap] = self.durations[rows[is_gap], jobs[is_gap], operation[is_gap]] == 0
             rows, jobs, operation = rows[is_gap], jobs[is_gap], operation[is_gap]
             self.starts[rows, jobs, operation] = self.job_ready[rows, jobs]
-            self._advance_to(rows, jobs, operation + 1)
+            self._advance_to(rows * self._jobs[1] + jobs, operation + 1)
 
-    def _advance_to(self, rows: np.ndarray, jobs: np.ndarray, operation: np.ndarray) -> None:
-        job, n_machines = rows * self._jobs[1] + jobs, self._machines[1]
+    def _advance_to(self, job: np.ndarray, operation: np.ndarray) -> None:
+        n_machines = self._machines[1]
         self.next_operation.put(job, operation)
         self.machine.put(job, self.machines.take(job * n_machines + np.minimum(operation, n_machines - 1)))
 
@@ -306,25 +306,41 @@ class JobShops(BatchedCoreEnv):
         if not self.may_wait:
             can_start &= earliest == earliest.min(axis=1, keepdims=True)
             return can_start
-        position = np.minimum(self.next_operation[rows], self._machines[1] - 1)
-        ends = earliest + self.durations.take(self._first_operation[rows] + position)
+        ends = self._ends(rows, earliest)
         machine, first = self.machine[rows], ends.argmin(axis=1)[:, None]
         can_start &= machine == np.take_along_axis(machine, first, 1)
         can_start &= earliest < np.take_along_axis(ends, first, 1)
         return can_start
 
+    def _ends(self, rows: np.ndarray | slice, start: np.ndarray) -> np.ndarray:
+        """Return when the next operations end if they start at given times, `[n, n_jobs]`."""
+        position = np.minimum(self.next_operation[rows], self._machines[1] - 1)
+        ends: np.ndarray = start + self.durations.take(self._first_operation[rows] + position)
+        return ends
+
     def _let_start(self, rows: np.ndarray) -> None:
         """Start jobs without a rival for their machine, unless the policy decides on them, and raise the bounds."""
         everyone, n_machines = rows, self._machines[1]
         while self.only_choices and len(rows):
-            can_start = self._choices(rows)
-            which, jobs = np.nonzero(can_start)
-            place = which * n_machines + self.machine[rows[which], jobs]
-            alone = np.bincount(place, minlength=1)[place] == 1
-            which = which[alone]
-            self._start(rows[which], jobs[alone])
-            rows = rows[np.bincount(which, minlength=len(rows)) > 0]
+            earliest, machine = self.earliest.take(rows, axis=0), self.machine.take(rows, axis=0)
+            if self.may_wait:
+                candidates, starts = np.flatnonzero(self._choices(rows)), np.zeros(earliest.size, np.int64)
+            else:  # before the first of all operations ends, no other rivals can arrive
+                horizon = np.minimum(self._ends(rows, earliest).min(axis=1), _NEVER)
+                candidates, starts = np.flatnonzero(earliest < horizon[:, None]), earliest
+            start, which = starts.take(candidates), candidates // earliest.shape[1]
+            place = which * n_machines + machine.take(candidates)
+            first, decision = np.full(len(rows) * n_machines, _NEVER), np.full(len(rows), _NEVER)
+            np.minimum.at(first, place, start)
+            is_first = start == first.take(place)
+            is_alone = np.bincount(place[is_first], minlength=1).take(place) == 1
+            has_rivals = is_first & ~is_alone
+            np.minimum.at(decision, which[has_rivals], start[has_rivals])
+            is_started = is_first & is_alone & (start <= decision.take(which))
+            which = which[is_started]
+            self._start(rows.take(which), candidates[is_started] % earliest.shape[1])
             self._look_ahead(rows)
+            rows = rows[(decision == _NEVER) & (np.bincount(which, minlength=len(rows)) > 0)]
         done = self.job_ready[everyone]
         start = self.earliest[everyone]
         of_jobs = (np.where(start < _NEVER, start, done) + self.work_left[everyone]).max(axis=1)

@@ -158,6 +158,32 @@ def test_returns_are_the_makespan_above_the_bound(only_choices, may_wait):
     assert {jobs for jobs, _ in sizes} <= {2, 3, 4, 5}
 
 
+@pytest.mark.parametrize("may_wait", [False, True])
+def test_jobs_without_rivals_start_as_if_they_were_chosen(may_wait):
+    n_decisions = 0
+    for seed in range(12):
+        every, fewer = (
+            JobShopEnv(n_jobs=[2, 6], n_machines=[2, 5], only_choices=only, may_wait=may_wait) for only in (False, True)
+        )
+        for env in (every, fewer):
+            env.seed(seed)
+        seen, seen_at_choices, done = every.reset(), fewer.reset(), False
+        shop = every.core_env.simulation
+        while not done:
+            jobs = np.flatnonzero(seen["job_mask"])
+            machines = shop.machine[0, jobs].tolist()
+            alone = [job for job, machine in zip(jobs, machines, strict=True) if machines.count(machine) == 1]
+            if not alone:
+                for name, array in seen_at_choices.items():
+                    np.testing.assert_array_equal(array, seen[name])
+                n_decisions += 1
+                alone = [jobs[seed % len(jobs)]]
+                seen_at_choices, *_ = fewer.step({"job": alone[0]})
+            seen, _, done, _ = every.step({"job": alone[0]})
+        np.testing.assert_array_equal(fewer.core_env.simulation.starts, shop.starts)
+    assert n_decisions > 50
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_jobs_do_not_wait_for_machines_on_which_they_have_no_operation(place):
     # Machine 1 is busy from 0 to 9; the first job works 2 units on machine 0, then 3 on machine 2.

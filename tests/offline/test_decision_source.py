@@ -237,13 +237,34 @@ def test_values_outside_of_their_spaces_leave_out_their_episodes_only(
     lines[decided[5]]["inputs"]["observation"]["values"][0] = float("nan")
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
     shapes = {0: spaces.Dict(observation=spaces.Box(-9, 9, np.shape(OBSERVATIONS[0])))}
-    env = SimpleNamespace(observation_spaces_dict=shapes, action_spaces_dict=ACTIONS)
+    env = SimpleNamespace(observation_spaces_dict=shapes, action_spaces_dict=ACTIONS, agent_counts_dict={0: 1})
     joined = join_decision_log(tmp_path, env)  # type: ignore[arg-type]
     assert (len(joined.episodes), joined.left_out) == (2, {"in episodes with values outside of their spaces": 4})
     for index in (decided[0], decided[5]):
         assert f"decisions-000001.jsonl:{index + 1}: values outside" in caplog.text
     data = LoggedSteps.of_dataset(InMemoryDataset(joined.episodes))
     data.require_spaces(shapes, ACTIONS)
+
+
+def test_unknown_agents_and_decisions_after_an_end_leave_out_their_episodes_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged_episodes(tmp_path, 4)
+    (file,) = log_files(tmp_path)
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    decided = [index for index, line in enumerate(lines) if line.get("kind") == "decided"]
+    first = lines[decided[0]]["rows"][0]["decision"]
+    for outcome in (line for line in lines if line.get("kind") == "outcome" and line["decision"] == first):
+        outcome["done"] = True  # the client did not reset its session
+    lines[decided[3]]["rows"][0]["agent_id"] = 3
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    spaces_dict = {0: spaces.Dict(observation=spaces.Box(-9, 9, np.shape(OBSERVATIONS[0])))}
+    env = SimpleNamespace(observation_spaces_dict=spaces_dict, action_spaces_dict=ACTIONS, agent_counts_dict={0: 1})
+    joined = join_decision_log(tmp_path, env)  # type: ignore[arg-type]
+    assert len(joined.episodes) == 2
+    assert joined.left_out == {"in episodes with unknown agents": 2, "in episodes that continue after their end": 2}
+    assert f"decisions-000001.jsonl:{decided[3] + 1}: unknown agents" in caplog.text
+    assert f"decisions-000001.jsonl:{decided[1] + 1}: the step before was reported as the last one" in caplog.text
 
 
 def test_bad_clocks_and_probabilities_and_other_spaces_are_reported(

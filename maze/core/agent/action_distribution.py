@@ -143,6 +143,7 @@ class ExploringPolicy(Policy):
         self, base: Policy | ConfigType, epsilon: float, action_spaces_dict: Mapping[Any, spaces.Dict]
     ) -> None:
         self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
+        self.is_recurrent = self.base.is_recurrent
         self.epsilon = number("policy.epsilon", epsilon, 0.0, 1.0)
         self._random = RandomPolicy(dict(action_spaces_dict))
         self._rng = np.random.default_rng()
@@ -153,6 +154,10 @@ class ExploringPolicy(Policy):
         self._rng = np.random.default_rng(children[0])
         self._random.seed(int(children[1]))
         self.base.seed(int(children[2]))
+
+    @override(Policy)
+    def bind(self, env: Any) -> None:
+        self.base.bind(env)
 
     @override(Policy)
     def needs_state(self) -> bool:
@@ -171,9 +176,12 @@ class ExploringPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> Any:
-        if not deterministic and self._rng.random() < self.epsilon:
-            return self._random.compute_action(observation, actor_id=actor_id)
-        return self.base.compute_action(observation, maze_state, env, actor_id, deterministic)
+        explores = not deterministic and self._rng.random() < self.epsilon
+        if not explores or self.is_recurrent:  # hidden states carry all observations
+            action = self.base.compute_action(observation, maze_state, env, actor_id, deterministic)
+            if not explores:
+                return action
+        return self._random.compute_action(observation, actor_id=actor_id)
 
 
 def action_distribution(

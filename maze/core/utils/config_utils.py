@@ -595,15 +595,16 @@ def _described(value: Any, depth: int, parents: tuple[int, ...]) -> Any:
         plain: Any = value
         plain = plain.item() if hasattr(plain, "item") else plain  # numbers of NumPy are subclasses of Python's
         return plain if plain is None or isinstance(plain, int | float | str) else str(plain)
-    if depth == 0 or id(value) in parents:
+    is_container = isinstance(value, Mapping | list | tuple | set | frozenset)
+    is_long = is_container and depth < _MAX_DEPTH and len(value) > _MAX_ITEMS  # such as the data of an object
+    if depth == 0 or is_long or id(value) in parents:
         return f"<{factory.path_of(type(value))}>"
     inner = (*parents, id(value))
     below = depth if depth == _MAX_DEPTH else depth - 1  # not inside of an object
     if isinstance(value, Mapping):
-        entries = list(value.items())[:_MAX_ITEMS]
-        return {_key(key): _described(entry, below, inner) for key, entry in entries}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_described(entry, below, inner) for entry in list(value)[:_MAX_ITEMS]]
+        return {_key(key): _described(entry, below, inner) for key, entry in value.items()}
+    if is_container:
+        return [_described(entry, below, inner) for entry in value]
     return {key: _described(entry, depth - 1, inner) for key, entry in _target_and_arguments(value).items()}
 
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from maze.core.agent.action_distribution import ExploringPolicy
 from maze.core.agent.default_policy import DefaultPolicy
 from maze.core.agent.dummy_cartpole_policy import DummyCartPolePolicy
 from maze.core.agent.flat_policy import FlatPolicy
 from maze.core.agent.heuristic_lunar_lander_policy import HeuristicLunarLanderPolicy
+from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
@@ -159,3 +161,32 @@ def test_ambiguous_masks_need_a_configured_head():
         actions = [policy.compute_action(mask) for _ in range(60)]
         assert {int(action["second"]) for action in actions} == expected
         assert {int(action["first"]) for action in actions} == {0, 1, 2}
+
+
+class Remembering(Policy):
+    """Counts its observations as a hidden state does."""
+
+    is_recurrent = True
+
+    def __init__(self) -> None:
+        self.n_observations, self.env = 0, None
+
+    def bind(self, env):
+        self.env = env
+
+    def compute_action(self, observation, maze_state=None, env=None, actor_id=None, deterministic=False):
+        self.n_observations += 1
+        return {"action": 1}
+
+
+def test_hidden_states_of_an_exploring_policy_carry_all_observations():
+    base = Remembering()
+    policy = ExploringPolicy(base, 0.5, {0: spaces.Dict(action=spaces.Discrete(2))})
+    policy.seed(1)
+    env = object()
+    policy.bind(env)
+    assert policy.is_recurrent
+    assert base.env is env
+    actions = [int(policy.compute_action({}, actor_id=ActorID(0, 0))["action"]) for _ in range(100)]
+    assert base.n_observations == 100
+    assert 10 < actions.count(0) < 40

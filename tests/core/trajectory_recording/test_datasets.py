@@ -200,6 +200,9 @@ class SkipConversion(IdentityTrajectoryProcessor):
 def test_a_place_without_trajectories_is_named_with_how_to_make_some(tmp_path):
     with pytest.raises(CheckpointError, match=r"nowhere does not exist.*record_trajectory=true"):
         dataset(tmp_path / "nowhere")
+    (tmp_path / "log.csv").write_text("episode_id,step\na,0\n")
+    with pytest.raises(CheckpointError, match=r"log\.csv is no trajectory file: expected .*parquet.*read_csv"):
+        dataset(tmp_path / "log.csv")
     with pytest.raises(CheckpointError, match="has no trajectory files"):
         dataset(tmp_path)
 

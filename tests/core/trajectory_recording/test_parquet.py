@@ -8,6 +8,7 @@ import logging
 import shutil
 import sys
 from abc import ABC
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -346,6 +347,7 @@ def test_a_truncated_row_ends_its_episode_without_being_done(tmp_path: Path) -> 
         ("action.valve", [0, 3, 1.7, 2, 2, 0], "episode a, step 2: `action.valve`: .* found .*1.7"),
         ("action.valve", [0, 3, 1, 2, None, 0], "episode b, step 1: expected a value of action.valve, found none"),
         ("observation.site", ["n", "n", "n", "s", "s", "s"], "episode a, step 0: `observation.site`: .* found .*'n'"),
+        ("done", [False, True, True, False, False, False], "episode a, step 2: expected no further step, as step 1 is"),
         ("done", ["no", "no", "yes", "no", "no", "yes"], "episode a, step 0: `done`.* found .*'no'"),
         ("reward", ["1.5"] * 6, "episode a, step 0: `reward`: .* found .*'1.5'"),
         ("propensity", ["half"] * 6, "episode a, step 0: `propensity`: .* found .*'half'"),
@@ -364,7 +366,9 @@ def test_rows_that_would_be_read_as_others_are_refused(
 @pytest.mark.parametrize("agent", [-1, 1])
 def test_decisions_of_unknown_agents_are_refused(agent: int, tmp_path: Path) -> None:
     pq.write_table(pa.table(plant_rows() | {"agent_id": [0, 0, 0, 0, agent, 0]}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match=rf"a.parquet, sub-step 0: agent {agent} is unknown.* 1 agent"):
+    with pytest.raises(
+        ConfigError, match=rf"a.parquet, episode b, step 1, sub-step 0: agent {agent} is unkn.* 1 agent"
+    ):
         InMemoryDataset(tmp_path / "a.parquet", lambda: PLANT)  # type: ignore[arg-type]
 
 
@@ -378,7 +382,8 @@ def test_rewards_of_estimates_are_finite(reward: float | None, tmp_path: Path) -
 def test_recorded_tables_may_leave_out_steps(tmp_path: Path) -> None:
     """Wrappers that repeat actions record one row for several steps, and fewer at the end of an episode."""
     first, second = two_rows()
-    rows = [first._replace(step=2), second._replace(step=3, substep=0), second._replace(step=5, substep=0)]
+    running = second._replace(record=replace(second.record, done=False))
+    rows = [first._replace(step=2), running._replace(step=3, substep=0), second._replace(step=5, substep=0)]
     path = ParquetColumns(SEEN, DONE).write(tmp_path / "a.parquet", "a", rows)
     env = SimpleNamespace(observation_spaces_dict=SEEN, action_spaces_dict=DONE)
     (episode,) = read_parquet(path, env)  # type: ignore[arg-type]

@@ -52,6 +52,14 @@ def test_objects_are_described_by_class_and_the_arguments_they_kept() -> None:
     }
 
 
+def test_long_lists_are_complete_in_configurations_and_named_in_objects() -> None:
+    penalties = list(range(200))
+    config = {"context": {"penalty": penalties}, "by_name": {f"{number}": number for number in penalties}}
+    assert yaml.safe_load(config_to_yaml(config)) == config
+    # an object that is made from a part of its data would differ without a message
+    assert describe(Keeper(penalties, "h", 2.0))["kept"] == "<builtins.list>"
+
+
 def test_functions_and_classes_are_described_by_where_they_are() -> None:
     assert describe(module_function) == {"_target_": f"{HERE}.module_function"}
     assert describe(Keeper) == f"{HERE}.Keeper"

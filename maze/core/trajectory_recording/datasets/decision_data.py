@@ -179,18 +179,19 @@ def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> Join
     """Join the decisions of a log with their outcomes.
 
     Observations are the inputs of the networks, after all wrappers. A decision without an outcome, without a
-    network (refused, of the fallback), on a damaged line, with values outside of the spaces or with contradicting
-    outcomes leaves its episode incomplete; incomplete episodes are counted and left out. A repeated outcome counts
-    once. Decisions of shadows and of no episode are left out.
+    network (refused, of the fallback), on a damaged line, of an unknown agent, after the end of its episode, with
+    values outside of the spaces or with contradicting outcomes leaves its episode incomplete; incomplete episodes are
+    counted and left out. A repeated outcome counts once. Decisions of shadows and of no episode are left out.
 
     :param path: Directory of the log, or one of its files.
-    :param env: The environment, for its spaces and sub-step keys, as logs have text only; `None`: nothing is compared
-        with spaces, and whole numbers become integers.
+    :param env: The environment, for its spaces, agents and sub-step keys, as logs have text only; `None`: nothing is
+        compared with them, and whole numbers become integers.
     :raises CheckpointError: There is no log.
     """
     damaged: list[str] = []
     seen, taken = ({}, {}) if env is None else (env.observation_spaces_dict, env.action_spaces_dict)
-    known_spaces = {str(key): (key, seen[key].spaces, space.spaces) for key, space in taken.items()}
+    counts = {} if env is None else env.agent_counts_dict
+    known_spaces = {str(key): (key, seen[key].spaces, space.spaces, counts[key]) for key, space in taken.items()}
     decisions: dict[str, dict[str, _Decision]] = {}
     outcomes: dict[str, _Outcome] = {}
     left_out: Counter[str] = Counter()
@@ -235,16 +236,18 @@ def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> Join
 
 
 def _decisions(
-    where: str, line: Mapping[str, Any], known_spaces: Mapping[str, tuple[StepKeyType, Any, Any]]
+    where: str, line: Mapping[str, Any], known_spaces: Mapping[str, tuple[StepKeyType, Any, Any, int]]
 ) -> list[tuple[str, str, _Decision]]:
     """Return the episode, identifier and decision of each row of a line."""
     text = str(line["step"])
-    key, seen, taken = known_spaces.get(text, (int(text) if text.isdecimal() else text, {}, {}))
+    key, seen, taken, n_agents = known_spaces.get(text, (int(text) if text.isdecimal() else text, {}, {}, -1))
     is_decided = line["kind"] == "decided"
     inputs = {name: decoded(array) for name, array in line["inputs"].items()} if is_decided else {}
     actions = {name: decoded(array) for name, array in line["actions"].items()} if is_decided else {}
     probabilities = line.get("probabilities") or {}
-    outside = np.zeros(len(line["rows"]), np.bool_)
+    agents = [int(row["agent_id"]) for row in line["rows"]]
+    unknown = np.array([agent not in range(n_agents if n_agents >= 0 else agent + 1) for agent in agents], np.bool_)
+    outside = np.zeros_like(unknown)
     if known_spaces:
         from maze.core.env.space_values import rows_outside  # needs gymnasium, which servers do without
 
@@ -252,8 +255,9 @@ def _decisions(
             for name, array in columns.items():
                 if name in spaces and array.shape == (len(outside), *spaces[name].shape):
                     outside |= rows_outside(array, spaces[name])
-    if outside.any():
-        _LOGGER.warning("%s: values outside of their spaces. The episodes of these decisions are left out.", where)
+    problems = {"values outside of their spaces": outside, "unknown agents": unknown}
+    for problem in (each for each, is_there in problems.items() if is_there.any()):
+        _LOGGER.warning("%s: %s. The episodes of these decisions are left out.", where, problem)
     found = []
     for index, row in enumerate(line["rows"]):
         if row["is_shadow"]:
@@ -265,13 +269,13 @@ def _decisions(
         if propensity <= 0:
             raise ValueError(f"expected positive probabilities, found {known}")
         record = SpacesRecord(
-            ActorID(key, int(row["agent_id"])),
+            ActorID(key, agents[index]),
             observation={name: array[index] for name, array in inputs.items()},
             action={name: array[index] for name, array in actions.items()},
             info={PROPENSITY: propensity, ACTED_BY: str(line.get("policy", ""))},
         )
         undecided = "" if is_decided else f"not decided by a network ({line['kind']})"
-        reason = "in episodes with values outside of their spaces" if outside[index] else undecided
+        reason = next((f"in episodes with {each}" for each, rows in problems.items() if rows[index]), undecided)
         decision = _Decision(where, int(row["n"]), float(line["time"]), record, reason)
         found.append((row["episode"] or row.get("client_episode", ""), str(row["decision"]), decision))
     return found
@@ -293,19 +297,22 @@ def _joined(
     for (_, earlier), (_, later) in pairwise(ordered):
         if later.time < earlier.time:
             _LOGGER.warning("%s: the clock ran backwards; decisions are ordered by their number.", later.where)
-    if reason:
-        left_out[reason] += len(ordered)
-        return []
     steps: list[StructuredSpacesRecord] = []
-    seen: set[ActorID] = set()
-    for identifier, decision in ordered:
+    seen, is_over = set[ActorID](), False
+    for identifier, decision in () if reason else ordered:
         outcome, record = outcomes[identifier].values, decision.record
         if not steps or record.actor_id in seen:
+            if is_over:
+                reason = "in episodes that continue after their end"
+                _LOGGER.warning("%s: the step before was reported as the last one; reset the session.", decision.where)
             steps.append(StructuredSpacesRecord())
             seen = set()
         seen.add(record.actor_id)
-        record.reward = float(outcome["reward"])
-        record.done = bool(outcome.get("done") or outcome.get("truncated"))
+        record.reward, is_over = float(outcome["reward"]), bool(outcome.get("done"))
+        record.done = is_over or bool(outcome.get("truncated"))
         record.info[TRUNCATION_KEY] = bool(outcome.get("truncated"))
         steps[-1].append(record)
+    if reason:
+        left_out[reason] += len(ordered)
+        return []
     return steps

@@ -150,14 +150,16 @@ class InMemoryDataset(Dataset[Item], ABC):
         :raises CheckpointError: There are none.
         """
         path = Path(data_dir)
-        if path.is_file() or is_minari(path) or is_decision_log(path):
+        if (path.is_file() and path.suffix in (".pkl", PARQUET_SUFFIX)) or is_minari(path) or is_decision_log(path):
             return [path]
-        files = sorted(path.rglob("*.pkl")) or sorted(path.rglob(f"*{PARQUET_SUFFIX}"))
+        files = [] if path.is_file() else sorted(path.rglob("*.pkl")) or sorted(path.rglob(f"*{PARQUET_SUFFIX}"))
         if not files:
-            what = "has no trajectory files (*.pkl, *.parquet)" if path.is_dir() else "does not exist"
+            found = "has no trajectory files" if path.is_dir() else "is no trajectory file"
             raise CheckpointError(
-                f"{path.absolute()} {what}. Trajectories are recorded by rollouts with `runner.record_trajectory=true` "
-                f"into `trajectory_data/` of their output directory; give its absolute path."
+                f"{path.absolute()} {found if path.exists() else 'does not exist'}: expected *.pkl, *.parquet, or a "
+                "decision log (*.jsonl). Rollouts record them with `runner.record_trajectory=true` into "
+                "`trajectory_data/` of their output directory; give its absolute path. A CSV file becomes a table with "
+                '`pandas.read_csv("log.csv").to_parquet("log.parquet")`.'
             )
         return files
 
@@ -269,15 +271,17 @@ class DataLoadWorker:
         env = self._environment()
         counts = {} if env is None else env.agent_counts_dict
         for trajectory in self.trajectories(source):
-            converted += self._processor.process(trajectory, env)
-        actors = {record.actor_id for steps in converted for step in steps for record in step.substep_records}
-        for key, agent in sorted(actors, key=str):
-            count = counts.get(key, -1)
-            if agent not in range(count if count >= 0 else agent + 1):
-                raise ConfigError(
-                    f"{getattr(source, 'id', source)}, sub-step {key!r}: agent {agent} is unknown. The environment "
-                    f"declares {count} agent(s), counted from 0; -1 if the number varies."
-                )
+            processed = self._processor.process(trajectory, env)
+            converted += processed
+            actors = ((n, actor) for steps in processed for n, step in enumerate(steps) for actor in step.actor_ids)
+            for n, (key, agent) in actors:
+                count = counts.get(key, -1)
+                if agent not in range(count if count >= 0 else agent + 1):
+                    raise ConfigError(
+                        f"{getattr(source, 'id', source)}, episode {trajectory.id}, step {n}, sub-step {key!r}: agent "
+                        f"{agent} is unknown. The environment declares {count} agent(s), counted from 0; -1 if the "
+                        "number varies. Correct the agent, or omit the episode."
+                    )
         return converted
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ import io
 import json
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -202,41 +204,39 @@ def read_parquet(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[
     missing += [f"{kind}.<entry>" for kind, names in fields.items() if not names]
     if missing:
         raise CheckpointError(f"{path}: expected the columns {missing}, found {table.column_names}.")
+    if empty := [name for name in ("episode_id", "step") if table[name].null_count]:
+        raise CheckpointError(f"{path}: expected a value in each row of {' and '.join(empty)}, found none.")
     by_text: dict[str, Any] = {}
     spaces_of: dict[str, Mapping[Any, Any]] = {}
     if env is not None:
         by_text = {str(key): key for key in env.action_spaces_dict}
         spaces_of = {"observation": env.observation_spaces_dict, "action": env.action_spaces_dict}
     order = [(name, "ascending") for name in ("episode_id", "step", "substep") if name in table.column_names]
-    episode: SpacesTrajectoryRecord | None = None
-    step: Any = None
-    found = set[Any]()
-    for cells in table.sort_by(order).to_pylist():
-        row = {name: cell for name, cell in cells.items() if cell is not None}  # an empty cell is a missing column
-        if empty := {"episode_id", "step"}.difference(row):
-            raise CheckpointError(f"{path}: expected a value in each row of {' and '.join(sorted(empty))}, found none.")
-        if episode is None or episode.id != row["episode_id"]:
-            if episode is not None:
-                yield episode
-            episode, step = SpacesTrajectoryRecord(row["episode_id"]), None
-        try:
-            record = _record(row, fields, by_text, spaces_of)
-            if step != row["step"]:
-                expected = 0 if step is None else step + 1
-                if row["step"] != expected and "events" not in row:  # wrappers of rollouts may leave out steps
-                    hint = "Has another file the rows before? Those after a gap need an `episode_id` of their own."
-                    raise ValueError(f"expected step {expected}, as steps count from 0. {hint}")
-                step, found = row["step"], set()
-                episode.append(StructuredSpacesRecord())
-            actor = (row.get("substep"), record.actor_id)
-            if actor in found:
-                hint = "Remove repeated rows; episodes of several sites need an `episode_id` of their own."
-                raise ValueError(f"expected one row of {tuple(record.actor_id)} in a step, found two. {hint}")
-        except (TypeError, ValueError, EnvironmentContractError) as error:
-            raise CheckpointError(f"{path}, episode {episode.id}, step {row['step']}: {error}") from error
-        found.add(actor)
-        episode.step_records[-1].append(record)
-    if episode is not None:
+    for name, rows in groupby(table.sort_by(order).to_pylist(), itemgetter("episode_id")):
+        episode, step, found, is_over = SpacesTrajectoryRecord(name), None, set[Any](), False
+        for cells in rows:
+            row = {name: cell for name, cell in cells.items() if cell is not None}  # an empty cell is a missing column
+            try:
+                record = _record(row, fields, by_text, spaces_of)
+                if step != row["step"]:
+                    if is_over:
+                        hint = "Correct `done`, or give the rows after it an `episode_id` of their own."
+                        raise ValueError(f"expected no further step, as step {step} is `done`. {hint}")
+                    expected = 0 if step is None else step + 1
+                    if row["step"] != expected and "events" not in row:  # wrappers of rollouts may leave out steps
+                        hint = "Has another file the rows before? Those after a gap need an `episode_id` of their own."
+                        raise ValueError(f"expected step {expected}, as steps count from 0. {hint}")
+                    step, found = row["step"], set()
+                    episode.append(StructuredSpacesRecord())
+                actor = (row.get("substep"), record.actor_id)
+                if actor in found:
+                    hint = "Remove repeated rows; episodes of several sites need an `episode_id` of their own."
+                    raise ValueError(f"expected one row of {tuple(record.actor_id)} in a step, found two. {hint}")
+            except (TypeError, ValueError, EnvironmentContractError) as error:
+                raise CheckpointError(f"{path}, episode {episode.id}, step {row['step']}: {error}") from error
+            found.add(actor)
+            is_over = row.get("done", False)
+            episode.step_records[-1].append(record)
         yield episode
 
 
