@@ -183,11 +183,8 @@ def logits_shapes_of(
     if mapper is None:
         raise ConfigError(f"{type(policy).__name__} has no logits to record; expected a TorchPolicy.")
     return {  # of the environment's spaces: policies that score candidates act in smaller and larger ones as well
-        step_key: {
-            head: tuple(mapper.distribution_class(head).required_logits_shape(part))
-            for head, part in space.spaces.items()
-        }
-        for step_key, space in action_spaces_dict.items()
+        key: {head: tuple(mapper.distribution_class(head).required_logits_shape(of[head])) for head in of}
+        for key, of in action_spaces_dict.items()
     }
 
 

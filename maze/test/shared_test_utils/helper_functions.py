@@ -14,20 +14,8 @@ from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface
-from maze.core.log_events.step_event_log import StepEventLog
-from maze.core.rendering.renderer import Renderer
 
 N_STEPS = 10
-
-
-class DummyRenderer(Renderer):
-    """Print the state."""
-
-    @override(Renderer)
-    def render(
-        self, maze_state: MazeStateType, maze_action: MazeActionType | None, events: StepEventLog, **kwargs: Any
-    ) -> None:
-        print(f"step {maze_state['step']}: target {maze_state['target']}")
 
 
 class DummyCoreEnv(CoreEnv):
@@ -59,10 +47,6 @@ class DummyCoreEnv(CoreEnv):
     @override(CoreEnv)
     def seed(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-
-    @override(CoreEnv)
-    def get_renderer(self) -> DummyRenderer:
-        return DummyRenderer()
 
 
 class DummyActionConversion(ActionConversionInterface):

@@ -22,10 +22,6 @@ class DummyGreedyPolicy(Policy):
     """Names the number that is shown, always."""
 
     @override(Policy)
-    def seed(self, seed: int) -> None:
-        """Do nothing: nothing is random here."""
-
-    @override(Policy)
     def compute_action(
         self,
         observation: ObservationType,

@@ -286,18 +286,18 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _collect(self) -> RolloutColumns:
         """Return the next rollout; its memory is used again by the one after."""
+        generator, policy = self.rollout_generator, self.model.policy
         if self._columns is None:
             if self._constraints:
-                sources = tuple(source for one in self._constraints for source in one.sources)
-                self.rollout_generator.env.record_constrained(sources)
-            # Probabilities of recorded logits take no further evaluation of the policy.
-            self.rollout_generator.record_logits |= not self.learns_at_once
-            self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
+                generator.env.record_constrained(tuple(source for one in self._constraints for source in one.sources))
+            generator.record_logits |= (
+                not self.learns_at_once
+            )  # their policy is not evaluated again for the whole rollout
+            self._columns = generator.allocate(self.config.n_rollout_steps, policy)
         if self._has_modes:
             self.model.eval()
-        self.rollout_generator.collect(self.model.policy, self._columns)
-        env = self.rollout_generator.env
-        self._columns.check_finite(env.seeding_at, env.constrained)
+        generator.collect(policy, self._columns)
+        self._columns.check_finite(generator.env.seeding_at, generator.env.constrained)
         return self._columns
 
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:

@@ -261,13 +261,12 @@ def value_rollout(
                 outputs = model.evaluate(substeps)
             values = (outputs[1] if outputs else model.evaluate_critic(substeps)).detached_values
         with torch.no_grad():
-            distributions = [output.prob_dist for output in outputs[0]] if outputs else []
-            log_probs = [of.joint_log_prob(one.action) for of, one in zip(distributions, substeps, strict=False)]
-            batch = PolicyBatch(substeps, values, log_probs, index=index, sequences=sequences)
+            new = outputs[0].joint_log_probs_for_actions([one.action for one in substeps]) if outputs else []
+            batch = PolicyBatch(substeps, values, new, index=index, sequences=sequences)
             if are_recorded:
                 batch.old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
             if returns.is_off_policy:
-                batch.log_rhos = [new - old for new, old in zip(log_probs, batch.old_log_probs, strict=True)]
+                batch.log_rhos = list(map(torch.sub, new, batch.old_log_probs))
         batch.outputs = outputs if keeps_outputs else None
         batches.append(batch)
     with torch.no_grad():
