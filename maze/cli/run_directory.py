@@ -199,7 +199,10 @@ def _named_options(config: DictConfig) -> dict[str, Any]:
     own = {"policy": targets[-1].rpartition(".")[2]} if targets else {}
     option = environment_option(chosen.get("env"), config.get("env"))
     if not any(text.startswith(("env=", "env@", "env._target_=", "env.name=", "experiment=")) for text in texts):
-        option = next(filter(None, map(_environment_of, _texts_in([config.get(key) for key in _USES]))), option)
+        places = [*_texts_in([config.get(key) for key in _USES])]
+        for recorded in map(Path, _texts_in(config.get("trajectory_data"))):  # a rollout, or a directory or file in it
+            places += map(str, (recorded, *recorded.parents[:2]))
+        option = next(filter(None, map(_environment_of, places)), option)
     return {**chosen, "env": option, **own}
 
 

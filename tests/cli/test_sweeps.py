@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -190,11 +191,12 @@ def test_an_interrupted_grid_resumes(command: list[str], capfd: pytest.CaptureFi
     arguments = [*command, "runner.x=1,2,3,4"]
     inject(x1="raise", x3="interrupt")
     assert main(arguments) == 130
+    _, resume = capfd.readouterr().out.split("Resume it:\n  maze-run ")
     assert [row["status"] for row in rows()] == ["completed", "failed", "unfinished"]
     assert main([*arguments, "runner.y=1"]) == 2
     assert "was started with another overrides" in capfd.readouterr().err
     inject()
-    assert main(arguments) == 0
+    assert main(shlex.split(resume)) == 0
     assert runs_so_far() == [1, 2, 3, 1, 3, 4]
     assert [row["objective"] for row in rows()] == ["4.0", "3.0", "2.0", "1.0"]
     assert main(arguments) == 0, "a finished sweep only shows its results again"

@@ -376,7 +376,9 @@ def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.C
     assert other.name == episode.name
 
 
-def test_episodes_of_an_instance_set_continue_with_the_policy_of_the_rollout() -> None:
+def test_episodes_of_an_instance_set_continue_with_the_policy_of_the_rollout(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The file is named relative to the directory of the rollout's command; each episode has its own agent seed."""
     rng = np.random.default_rng(1)
     machines = rng.random((3, 4, 3)).argsort(axis=-1)
@@ -390,6 +392,7 @@ def test_episodes_of_an_instance_set_continue_with_the_policy_of_the_rollout() -
         (other,) = Path(f"{number}/trajectory_data").glob("*.pkl")
         again: Any = load_trajectory(other)
         assert str(again.action_record.actions) == str(loaded.action_record.actions)
+    assert "-> starting -cn conf_replay env=job_shop\n" in capsys.readouterr().out
 
 
 def test_a_reward_is_replayed_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -439,7 +442,7 @@ def test_both_branches_are_navigable_with_the_keyboard(open_page: OpenPage, widt
     assert None in data["steps"] or None in data["other"], "steps have different numbers of sub-steps"
     page = open_page(path, width=width, scheme=scheme)
     last = len(data["steps"]) - 1
-    assert page.locator("#position").inner_text() == f"step {data['start']} of {last}"
+    assert page.locator("#position").inner_text() == f"sub-step {data['start']} of {last}"
     assert page.locator("#summary tbody tr").count() == len(data["summary"])
     assert page.locator("#name-0").inner_text() == "recorded"
     assert page.locator("#chart path").count() == 2
@@ -458,7 +461,7 @@ def test_both_branches_are_navigable_with_the_keyboard(open_page: OpenPage, widt
     page.locator("#slider").focus()
     page.keyboard.press("End")
     page.keyboard.press("p")
-    assert page.locator("#position").inner_text() == f"step {[at for at in differing if at < last][-1]} of {last}"
+    assert page.locator("#position").inner_text() == f"sub-step {[at for at in differing if at < last][-1]} of {last}"
     missing = next(i for i, pair in enumerate(zip(data["steps"], data["other"], strict=True)) if None in pair)
     page.keyboard.press("Home")
     for _ in range(missing):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import shlex
+import sys
 import time
 from abc import abstractmethod
 from collections import deque
@@ -24,11 +26,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from maze.cli.hydra_setup import UsageError, apply_overrides, for_hydra, translated
+from maze.cli.hydra_setup import UsageError, apply_overrides, as_written, for_hydra, translated
 from maze.cli.launchers import CONSOLE_FILE, FinishedJob, Jobs, LocalLauncher, outcome
 from maze.cli.sweeps import results
 from maze.core.annotations import override
 from maze.core.errors import MazeError, WorkerError
+from maze.core.utils.config_utils import value_text
 from maze.core.utils.factory import plain_container
 from maze.core.utils.files import write_whole
 from maze.train.utils.run_process import read_record
@@ -116,7 +119,15 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             study.begin(plan, {**settings, "overrides": list(plan.space.fixed)})
             OmegaConf.save(self.config, directory / "multirun.yaml")
             overrides = {seed: self._seed_overrides(seed) for seed in seeds}
-            trials = SweepInProgress(plan, study, self.launcher, overrides, directory).run()
+            try:
+                trials = SweepInProgress(plan, study, self.launcher, overrides, directory).run()
+            except KeyboardInterrupt:
+                given = (
+                    argument for argument in as_written(sys.argv[1:]) if not argument.startswith("hydra.sweep.dir=")
+                )
+                resume = shlex.join(["maze-run", *given, f"hydra.sweep.dir={value_text(directory)}"])
+                print(f"Resume it:\n  {resume}", flush=True)
+                raise
         failed = [result for result in trials if result.status == results.FAILED]
         if failed and (self.strict or len(failed) == len(trials)):
             which = "all" if len(failed) == len(trials) else f"{len(failed)} of {len(trials)}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
+from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepInput
 from maze.core.agent.torch_model import TorchModel, check_network_weights
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
@@ -106,6 +106,16 @@ class TorchActorCritic(TorchModel):
             self._shares_embeddings[self.policy.network_key(output.actor_id)] = bool(output.embedding_logits)
         critic_input = StateCriticInput.of_substeps(policy_output, substeps, () if runs is None else runs.critic)
         return policy_output, critic.predict_values(critic_input)
+
+    def evaluate_critic(self, substeps: Sequence[Any]) -> StateCriticOutput:
+        """Compute the outputs of the critic, and of the policy only where they share embeddings.
+
+        :param substeps: As for :meth:`evaluate`; the model is not recurrent.
+        """
+        if any(self._shares_embeddings.get(self.policy.network_key(each.actor_id), True) for each in substeps):
+            return self.evaluate(substeps)[1]
+        items = [StateCriticStepInput(each.observation, each.actor_id) for each in substeps]
+        return self.state_critic.predict_values(StateCriticInput(items))
 
     def bootstrap_values(
         self,

@@ -39,6 +39,8 @@ class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
 
     def __init__(self, make: Callable[[int], BatchedCoreEnv], renderer: Renderer | None = None) -> None:
         core_env = SingleCoreEnv(make(1), renderer)
+        # Conversions also take recorded states, which must not change the running episode: they have a simulation of
+        # their own. It is made, not copied: simulations may hold files or connections.
         simulation, scratch = core_env.simulation, make(1)
         super().__init__(
             core_env,

@@ -182,8 +182,11 @@ def logits_shapes_of(
     mapper = getattr(policy, "distribution_mapper", None)
     if mapper is None:
         raise ConfigError(f"{type(policy).__name__} has no logits to record; expected a TorchPolicy.")
-    return {
-        step_key: {key: tuple(mapper.required_logits_shape(key)) for key in space}
+    return {  # of the environment's spaces: policies that score candidates act in smaller and larger ones as well
+        step_key: {
+            head: tuple(mapper.distribution_class(head).required_logits_shape(part))
+            for head, part in space.spaces.items()
+        }
         for step_key, space in action_spaces_dict.items()
     }
 

@@ -6,12 +6,15 @@ from functools import partial
 import pytest
 import torch
 
+from maze.api.run_context import RunContext
+from maze.core.agent.returns import GAE
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
+from maze.train.trainers.common.actor_critic.valuation import value_rollout
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.ppo.ppo_trainer import PPO
@@ -110,3 +113,21 @@ def test_agents_with_networks_of_their_own_learn_from_their_own_actions():
     A2C(config, RolloutGenerator(env), None, TorchActorCritic(policy, model.critic, "cpu"), None, seed=0).train()
     for key, network in policy.networks.items():
         assert not all(torch.equal(p, old) for p, old in zip(network.parameters(), before[key], strict=True))
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "pick_and_place", "job_shop"])
+def test_recorded_logits_give_the_log_probabilities_of_another_evaluation(env, is_shared, tmp_path):
+    overrides = {"runner.concurrency": 3, "model.shared_embedding": is_shared, "algorithm.rollout_evaluator": None}
+    with RunContext(env, tmp_path, algorithm="ppo", model="auto", overrides=overrides, silent=True) as rc:
+        rc.train(n_epochs=1)
+        generator, model = rc.runner.trainer.rollout_generator, rc.runner.trainer.model
+    columns = generator.allocate(20, model.policy)
+    generator.collect(model.policy, columns)
+    recorded = value_rollout(model, columns, GAE(0.9, 0.8)).parts
+    for substep in columns.substeps.values():
+        assert substep.logits is not None
+        substep.logits = None
+    for known, evaluated in zip(recorded, value_rollout(model, columns, GAE(0.9, 0.8)).parts, strict=True):
+        torch.testing.assert_close(known.old_log_probs, evaluated.old_log_probs, rtol=1e-4, atol=1e-5)
+        assert all(map(torch.equal, known.targets, evaluated.targets))

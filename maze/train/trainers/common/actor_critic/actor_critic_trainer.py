@@ -290,6 +290,8 @@ class ActorCritic(EpochTrainer, ABC):
             if self._constraints:
                 sources = tuple(source for one in self._constraints for source in one.sources)
                 self.rollout_generator.env.record_constrained(sources)
+            # Probabilities of recorded logits take no further evaluation of the policy.
+            self.rollout_generator.record_logits |= not self.learns_at_once
             self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
         if self._has_modes:
             self.model.eval()

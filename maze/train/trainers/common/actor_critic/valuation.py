@@ -252,14 +252,19 @@ def value_rollout(
     keeps_outputs = (returns.is_off_policy or keeps_outputs) and torch.is_grad_enabled()  # the loss uses them as well
     batches = []
     for substeps, index in decisions_by_policy(columns, separate_agents, model.device):
+        behaviour, outputs, sequences = model.policy.distribution_mapper.logits_dict_to_distribution, None, None
+        are_recorded = substeps[0].logits is not None
         with torch.set_grad_enabled(keeps_outputs):
-            outputs, sequences = sequenced.evaluate(substeps, index) if sequenced else (model.evaluate(substeps), None)
+            if sequenced:
+                outputs, sequences = sequenced.evaluate(substeps, index)
+            elif keeps_outputs or returns.is_off_policy or not are_recorded:
+                outputs = model.evaluate(substeps)
+            values = (outputs[1] if outputs else model.evaluate_critic(substeps)).detached_values
         with torch.no_grad():
-            pairs = zip(outputs[0], substeps, strict=True)
-            log_probs = [output.prob_dist.joint_log_prob(substep.action) for output, substep in pairs]
-            batch = PolicyBatch(substeps, outputs[1].detached_values, log_probs, index=index, sequences=sequences)
-            if substeps[0].logits is not None:
-                behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
+            distributions = [output.prob_dist for output in outputs[0]] if outputs else []
+            log_probs = [of.joint_log_prob(one.action) for of, one in zip(distributions, substeps, strict=False)]
+            batch = PolicyBatch(substeps, values, log_probs, index=index, sequences=sequences)
+            if are_recorded:
                 batch.old_log_probs = [behaviour(one.logits or {}, 1.0).joint_log_prob(one.action) for one in substeps]
             if returns.is_off_policy:
                 batch.log_rhos = [new - old for new, old in zip(log_probs, batch.old_log_probs, strict=True)]
