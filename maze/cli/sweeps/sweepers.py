@@ -122,11 +122,9 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             try:
                 trials = SweepInProgress(plan, study, self.launcher, overrides, directory).run()
             except KeyboardInterrupt:
-                given = (
-                    argument for argument in as_written(sys.argv[1:]) if not argument.startswith("hydra.sweep.dir=")
-                )
-                resume = shlex.join(["maze-run", *given, f"hydra.sweep.dir={value_text(directory)}"])
-                print(f"Resume it:\n  {resume}", flush=True)
+                given = (each for each in as_written(sys.argv[1:]) if not each.startswith("hydra.sweep.dir="))
+                command = shlex.join(["maze-run", *given, f"hydra.sweep.dir={value_text(directory)}"])
+                print(f"Resume it:\n  {command}", flush=True)
                 raise
         failed = [result for result in trials if result.status == results.FAILED]
         if failed and (self.strict or len(failed) == len(trials)):
