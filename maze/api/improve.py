@@ -434,7 +434,7 @@ class ImproveRunner(runners.EvaluationRunner):
             self._evaluate_policies()
             self._confirm()
         except KeyboardInterrupt:
-            self._failures["further results"] = "the command was interrupted."
+            self._failures["further results"] = "the command was interrupted. Other policies may be better."
             raise
         finally:
             if self._rungs:

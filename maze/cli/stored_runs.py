@@ -443,7 +443,7 @@ class PolicyReader:
             short = [option.removesuffix("_policy") for option in options]
             raise UsageError(
                 f"{self.where}: {name} is neither an option of {_GROUP} nor a directory.{did_you_mean(name, short)} "
-                f"Options: {', '.join(short)}."
+                f"Options: {', '.join(short)}. A class of your own: {{_target_: <module>.<class>}}."
             )
         found: Any = OmegaConf.to_container(repository.load_config(f"{_GROUP}/{chosen}").config)
         return dict(found)

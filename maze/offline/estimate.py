@@ -451,13 +451,15 @@ def _entry(
         logged = next(fits)
         sampled = np.concatenate([function(each, row[np.newaxis]) for each, row in zip(fits, bootstrap, strict=True)])
     estimate = Estimate(float(function(logged, np.ones((1, n)))[0]), *_percentiles(sampled))
-    if estimator in FITTED and np.abs(estimate).max() > 2.0 * (limit := data.largest_return(gamma)):
+    limit = data.largest_return(gamma)
+    least, most = (sign * limit if (sign * data.rewards > 0).any() else 0.0 for sign in (-1.0, 1.0))
+    if estimator in FITTED and (estimate.low < least < most < estimate.high or np.abs(estimate).max() > 2.0 * limit):
         found = f"{estimate.value:.4g} [{estimate.low:.4g}, {estimate.high:.4g}]"
         refusal = (
-            f"The fitted values diverge: the estimate is {found}, but the rewards of the log allow no return beyond "
-            f"{limit:.4g}. The log does not show what follows its last decisions. If a time limit of the problem "
-            "truncated the episodes, set `runner.truncation_ends=true`; otherwise log longer episodes, or set a "
-            "smaller `runner.gamma`."
+            f"The fitted values diverge: the estimate is {found}, but the rewards of the log allow returns from "
+            f"{least:.4g} to {most:.4g}. The log may not show what follows its last decisions. If a time limit of the "
+            "problem truncated the episodes, set `runner.truncation_ends=true`; otherwise log more or longer episodes, "
+            "or set a smaller `runner.gamma`."
         )
         return PolicyEstimate(policy, estimator, nothing, None, *sizes, weighting.unsupported, refusal)
     bernstein = _bernstein(estimator, logged)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextvars
 import itertools
 import json
 import math
 import os
 import shutil
-import threading
 import time
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +33,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 from maze.train.trainers.common.observation_statistics import Moments, ObservationStatistics, merged
-from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted
+from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted, in_thread
 
 T = TypeVar("T")
 PROGRESS_FILE = "rllib_progress.json"
@@ -247,15 +244,7 @@ class RLlibTraining:
 
     def _in_time(self, function: Callable[[], T]) -> T:
         """Run a function in a thread with the timeout, so that the main thread handles signals."""
-        outcome: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                outcome.set_result(function())
-            except BaseException as error:
-                outcome.set_exception(error)
-
-        threading.Thread(target=contextvars.copy_context().run, args=(run,), name="rllib", daemon=True).start()
+        outcome = in_thread(function)
         deadline = time.monotonic() + self.iteration_timeout if self.iteration_timeout else math.inf
         while True:
             try:

@@ -196,8 +196,9 @@ def _settings(options: argparse.Namespace, provided: Provided) -> Settings:
     for name in _POSITIVE:
         if not getattr(options, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} must be above 0, found {getattr(options, name)}.")
-    if not 0.0 <= options.explore <= 1.0:
-        raise ConfigError(f"--explore must lie in [0, 1], found {options.explore}.")
+    for name, most in (("explore", 1), ("port", 65535)):
+        if not 0 <= getattr(options, name) <= most:
+            raise ConfigError(f"--{name} must lie in [0, {most}], found {getattr(options, name)}.")
     window = options.drift_window
     at_least = min(window, DriftLimits.at_least)
     return Settings(

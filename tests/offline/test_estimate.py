@@ -179,6 +179,11 @@ def test_fitted_values_beyond_all_returns_are_refused(monkeypatch: pytest.Monkey
         monkeypatch.setattr("maze.offline.estimate.fit_q", lambda *_, values=values: values)
         _, found = estimate({"c": Constant()}, data, ACTION_SPACES, replace(settings, gamma=0.5))
         assert ("The fitted values diverge" in found.refusal) == is_refused
+    for low, is_refused in ((0.5, False), (-1.0, True)):  # rewards of at least 0 allow returns from 0 to 4
+        values = FittedValues(np.linspace(low, 5.0, 21)[:, None], *constant)
+        monkeypatch.setattr("maze.offline.estimate.fit_q", lambda *_, values=values: values)
+        _, found = estimate({"c": Constant()}, data, ACTION_SPACES, replace(settings, gamma=0.5))
+        assert ("the rewards of the log allow returns from 0 to 4" in found.refusal) == is_refused
 
 
 def test_truncations_without_an_observation_after_them_do_not_count_as_terminations() -> None:

@@ -103,6 +103,7 @@ REFUSED = {
     "unknown-shadow": (["policy.maze", "--shadow", "x"], "There is no policy 'x'"),
     "fallback-alone": (["policy.maze", "--fallback", "maze.serve.drift:bins"], "belong together"),
     "fallback-missing": (["policy.maze", "--on-drift", "fallback"], "belong together"),
+    "port": (["policy.maze", "--port", "65536"], "--port must lie in [0, 65535]"),
     "limit": (["policy.maze", "--max-body", "0"], "--max-body must be above 0"),
     "options-between": (["a=policy.maze", "--weight", "c=1", "b=policy.maze"], "There is no policy 'c'"),
     "code": (["policy.maze", "--provide", "a"], "is not of the form NAME=VALUE"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import shlex
 import sys
 import time
 from abc import abstractmethod
@@ -25,9 +26,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from maze.cli.hydra_setup import UsageError, apply_overrides, for_hydra, translated
+from maze.cli.hydra_setup import UsageError, apply_overrides, as_written, for_hydra, translated
 from maze.cli.launchers import CONSOLE_FILE, FinishedJob, Jobs, LocalLauncher, outcome
-from maze.cli.run_summary import command_line, shown_path
 from maze.cli.sweeps import results
 from maze.core.annotations import override
 from maze.core.errors import MazeError, WorkerError
@@ -122,9 +122,9 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             try:
                 trials = SweepInProgress(plan, study, self.launcher, overrides, directory).run()
             except KeyboardInterrupt:
-                given = (argument for argument in sys.argv[1:] if not argument.startswith("hydra.sweep.dir="))
-                shown = value_text(shown_path(directory, Path.cwd()))
-                print(f"Resume it:\n  {command_line([*given, f'hydra.sweep.dir={shown}'])}", flush=True)
+                given = (each for each in as_written(sys.argv[1:]) if not each.startswith("hydra.sweep.dir="))
+                command = shlex.join(["maze-run", *given, f"hydra.sweep.dir={value_text(directory)}"])
+                print(f"Resume it:\n  {command}", flush=True)
                 raise
         failed = [result for result in trials if result.status == results.FAILED]
         if failed and (self.strict or len(failed) == len(trials)):

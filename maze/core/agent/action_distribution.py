@@ -222,7 +222,7 @@ def action_distribution(
         first = {key: values[:_COMPARED] for key, values in observations.items()}
         sampled = _chosen(policy, first, actor, deterministic=False)
         if any(not np.array_equal(values[:_COMPARED], sampled[head]) for head, values in chosen.items()):
-            hint = "Estimate its deterministic actions (`deterministic=true`), or let `policy=exploring` explore."
+            hint = "Estimate its greedy actions: `runner.deterministic=true`, in `evidence` `deterministic: true`."
             raise ConfigError(f"{type(policy).__name__} samples its actions with unknown probabilities. {hint}")
     for head, space in action_space.spaces.items():
         if not isinstance(space, spaces.Discrete):

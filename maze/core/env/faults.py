@@ -129,9 +129,7 @@ def in_simulation(what: str) -> Iterator[None]:
         error.remark(f"This happened in {what}.")
         raise
     except USER_CODE_ERRORS as error:
-        failed = EnvironmentFailedError(f"{what}: {text_of(error)}.")
-        failed.place = what
-        raise failed from error
+        raise EnvironmentFailedError(f"{what}: {text_of(error)}.") from error
 
 
 def failure_of_acting(

@@ -271,9 +271,7 @@ class RolloutColumns:
         substeps = {key: {name: getattr(part, name) for name in rows} for key, part in self.substeps.items()}
         return copy.deepcopy({"substeps": substeps, **{name: getattr(self, name) for name in flags}})
 
-    def check_finite(
-        self, seeding_at: Callable[[int, int], Seeding | None], constrained: Sequence[object] = ()
-    ) -> None:
+    def check_finite(self, seeding_at: Callable[[int, int], Seeding | None], constrained: Sequence[Any] = ()) -> None:
         """Refuse numbers that are NaN or infinite.
 
         :param seeding_at: Returns the seeding of an environment; arguments: index of the environment, number of ticks
@@ -292,7 +290,7 @@ class RolloutColumns:
                 "compute there."
             )
 
-    def _non_finite_numbers(self, constrained: Sequence[object]) -> Iterator[tuple[int, int, str, Any]]:
+    def _non_finite_numbers(self, constrained: Sequence[Any]) -> Iterator[tuple[int, int, str, Any]]:
         """Yield tick, environment, name and value of numbers that are NaN or infinite."""
         names = [f"`{statistic}` of `algorithm.constraints`" for statistic in constrained]
         of_statistics = zip(names, np.moveaxis(self.constrained, -1, 0), strict=False)

@@ -18,7 +18,7 @@ from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_ep
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_values import check_in_space
 from maze.core.env.structured_env import StructuredEnv
-from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, EnvironmentFailedError, MazeError
+from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
 from maze.core.rendering.renderer import draw_current_state
 from maze.core.rollout.recording import open_window
 from maze.core.rollout.solve import BestPlays, EpisodeSeeds, Search, acts_in_batches
@@ -373,8 +373,6 @@ def _failure(error: BaseException, call: str, env: Any, name: str, observation: 
     named = failure_of_acting(error, batch, lambda _: place)
     if named is error and error.args == (str(error),):
         error.args = (f"{place}: {error}",)
-        if isinstance(error, EnvironmentFailedError):
-            error.place = f"{place}: {error.place}"
     return named
 
 

@@ -336,7 +336,7 @@ def dumps(value: Any) -> bytes:
 def failure_of(error: BaseException) -> Failure:
     """Convert an exception for another process; if it cannot be pickled, only its type name and text are kept."""
     place = ""
-    if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
+    if isinstance(error, EnvironmentFailedError) and error.place and error.__cause__ is not None:
         place, error = error.place, error.__cause__
     formatted = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:

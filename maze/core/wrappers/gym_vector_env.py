@@ -89,7 +89,6 @@ class GymBatch(BatchedCoreEnv):
         self._after: dict[str, np.ndarray] | None = None
         self._next_seed: int | None = None
 
-    @override(BatchedCoreEnv)
     def __repr__(self) -> str:
         return str(self.env)
 

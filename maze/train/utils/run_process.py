@@ -4,6 +4,7 @@ memory that is kept between minibatches.
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import json
 import os
@@ -12,10 +13,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from maze.core.utils.files import read_json_object, write_whole
 
@@ -72,6 +74,26 @@ def _is_alive(record: Mapping[str, Any]) -> bool:
     except OSError:  # a process of another user
         return True
     return True
+
+
+T = TypeVar("T")
+
+
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread, which logs to the statistics of this run.
+
+    :param function: The function. It may hang: a daemon thread does not keep the process alive.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return future
 
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None

@@ -5,9 +5,7 @@ Environments are stepped in groups: in turn, or without waiting for slow ones.
 
 from __future__ import annotations
 
-import contextvars
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -26,6 +24,7 @@ from maze.train.parallelization.vector_env import structured_vector_env
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows
+from maze.train.utils.run_process import in_thread
 
 # Seconds to wait for rollouts in progress before their environments are closed.
 _CLOSE_SECONDS = 1.0
@@ -39,21 +38,6 @@ class _Group:
     generator: RolloutGenerator
     columns: RolloutColumns
     rows: RolloutRows
-
-
-def _in_thread(collect: Callable[[], list[TransitionRows]]) -> Future[list[TransitionRows]]:
-    """Collect rollouts in a thread, which logs to the statistics of this run."""
-    future: Future[list[TransitionRows]] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(collect())
-        except BaseException as error:
-            future.set_exception(error)
-
-    # a daemon thread does not keep the process alive if an environment hangs
-    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
-    return future
 
 
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
@@ -119,7 +103,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     def begin_rollouts(self) -> None:
         if not self.is_ahead:
             self.start()
-            self._collecting, self.is_ahead = _in_thread(self._collected), True
+            self._collecting, self.is_ahead = in_thread(self._collected), True
 
     @override(BaseDistributedWorkersWithBuffer)
     def finish_rollouts(self) -> None:

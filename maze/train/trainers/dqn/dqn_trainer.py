@@ -126,10 +126,7 @@ def best_value(chooser: Sequence[Tensor], estimates: Sequence[Tensor]) -> Tensor
 
 
 def bellman_targets(
-    batch: TransitionBatch,
-    n_step: NStepReturns | None,
-    gamma: float,
-    value_of: Callable[[int, TensorDict], Tensor],
+    batch: TransitionBatch, n_step: NStepReturns | None, gamma: float, value_of: Callable[[int, TensorDict], Tensor]
 ) -> list[Tensor]:
     """Return targets of the actions taken in each sub-step, `[B, ...]` by actor.
 
