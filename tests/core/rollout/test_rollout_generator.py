@@ -60,7 +60,9 @@ class Reflex(Policy):
 class BatchedReflex(Reflex):
     """The same for whole batches, with logits, as a TorchPolicy does it."""
 
-    distribution_mapper = SimpleNamespace(required_logits_shape=lambda head: (2,))
+    distribution_mapper = SimpleNamespace(
+        distribution_class=lambda head: SimpleNamespace(required_logits_shape=lambda space: (2,))
+    )
 
     def __init__(self) -> None:
         self.batches: list[tuple[ActorID, int]] = []
