@@ -293,8 +293,12 @@ def test_small_pictures_are_enlarged(open_page: OpenPage, width: int, shown: lis
         record.append(StateRecord(time, 0, StepEventLog(time), 0.0, False, {}, {}))
     page = open_page(write_trajectory_page(record, "frames.html"), width=width)
     picture = page.locator("#picture")
-    for expected in shown:
-        page.wait_for_function("document.getElementById('picture').complete")
+    for natural, expected in zip([160, 600], shown, strict=True):
+        page.wait_for_function(  # the new picture is loaded, and the page has handled that
+            "natural => { const of = document.getElementById('picture');"
+            " return of.naturalWidth === natural && parseFloat(of.style.width) % natural === 0; }",
+            arg=natural,
+        )
         box = picture.bounding_box()
         assert box is not None
         assert box["width"] == pytest.approx(expected, abs=3) if expected else box["width"] <= width
