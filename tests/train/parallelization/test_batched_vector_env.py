@@ -15,7 +15,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv, RowGenerators
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_values import zeros
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from maze.core.log_stats.event_decorators import (
     define_episode_stats,
     define_epoch_stats,
@@ -295,6 +295,22 @@ def test_actions_outside_their_space_are_refused_and_boxes_clipped():
     before = env.simulation.stock.copy()
     env.step({"amount": np.array([4, 4]), "part": np.full((2, 1), 9.0)})
     assert (env.simulation.stock <= before + 4).all()
+
+
+@pytest.mark.parametrize(("method", "call"), [("observe", "reset"), ("step", "step")])
+def test_exceptions_name_the_simulation(method, call, monkeypatch):
+    env = BatchedVectorEnv(Stock(3))
+    env.seed([1, 2, 3])
+    if call == "step":
+        env.reset()
+
+    def divide(*_):
+        raise ZeroDivisionError("no capacity")
+
+    monkeypatch.setattr(env.simulation, method, divide)
+    message = rf"Stock \(3 environments\), sub-step '?\w+'?: `{call}` raised ZeroDivisionError: no capacity"
+    with pytest.raises(EnvironmentFailedError, match=message):
+        env.reset() if call == "reset" else env.step({"rush": np.zeros(3)})
 
 
 def test_an_episode_that_ends_in_mid_step_is_an_error():

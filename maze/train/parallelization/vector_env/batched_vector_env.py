@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
@@ -12,7 +12,7 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv
-from maze.core.env.faults import Seeding
+from maze.core.env.faults import USER_CODE_ERRORS, Place, Seeding, fail
 from maze.core.env.space_values import ArraySpec, action_column, array_specs, split_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
@@ -63,6 +63,24 @@ class BatchedVectorEnv(structured_vector_env.StructuredVectorEnv):
         self._step_rewards = np.zeros(n_envs)
         self._is_reset = False
         self._is_restored = False
+
+    @override(structured_vector_env.StructuredVectorEnv)
+    def step(self, actions: Any, out: structured_vector_env.Out | None = None) -> Any:
+        try:
+            return super().step(actions, out)
+        except USER_CODE_ERRORS as error:
+            self._fail(error, "step")
+
+    @override(structured_vector_env.StructuredVectorEnv)
+    def reset(self, out: structured_vector_env.Out | None = None) -> Any:
+        try:
+            return super().reset(out)
+        except USER_CODE_ERRORS as error:
+            self._fail(error, "reset")
+
+    def _fail(self, error: BaseException, call: str) -> NoReturn:
+        at = ActorID(self.simulation.step_keys[self.simulation.substep], 0)
+        fail(error, Place(f"{self.simulation} ({self.n_envs} environments)", at), call)
 
     @override(structured_vector_env.StructuredVectorEnv)
     def _advance(self, actions: Any, out: structured_vector_env.Out) -> tuple[np.ndarray, list[dict[Any, Any]]]:
