@@ -360,8 +360,9 @@ def collect_until_it_fails(actors: SubprocDistributedActors) -> tuple[Any, float
     ("fault", "expected"),
     [
         ("raise", "raised ValueError: the simulator lost its marbles in environment .* during `collect`"),
-        ("hard_exit", "exited with code 4 during `collect`"),
-        ("kill", r"was killed by signal 9 \(SIGKILL\) during `collect`"),
+        # A process that ends at once may not have sent its answer to the call before: `receive`, of shared memory.
+        ("hard_exit", "exited with code 4 during `(collect|receive)`"),
+        ("kill", r"was killed by signal 9 \(SIGKILL\) during `(collect|receive)`"),
     ],
 )
 def test_a_failing_actor_becomes_one_error_at_once(fault, expected):
