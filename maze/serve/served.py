@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from maze.core.env.structured_env import has_agent
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.core.trajectory_recording.datasets.decision_data import encoded
 from maze.distributions.numpy_distributions import Sampler, probabilities_of, sampler_of, uniform_logits
@@ -404,7 +405,7 @@ class Served:
             message = f"Policy {self.name!r} has no sub-step {name!r:.100}.{did_you_mean(name, known)} It has {known}."
             raise RefusedError(404, "unknown_step", message)
         step, agent_id = self.bundle.steps[self._step_keys[name]], options.agent_id
-        if agent_id not in range(agent_id + 1 if step.n_agents < 0 else step.n_agents):
+        if not has_agent(step.n_agents, agent_id):
             expected = f"The policy has {step.n_agents} agent(s), counted from 0; -1 if the number varies."
             raise RefusedError(422, "unknown_agent", f"{step.where}: agent {agent_id} is unknown. {expected}")
         step.network(agent_id)

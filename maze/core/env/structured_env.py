@@ -18,6 +18,15 @@ ACTORS_DONE_KEY = "actors_done"
 0 for the last sub-step. Equivalent to `is_actor_done`, which refers to the last actor."""
 
 
+def has_agent(n_agents: int, agent_id: int) -> bool:
+    """Return whether a sub-step has an agent.
+
+    :param n_agents: Number of agents of the sub-step; -1 if it varies.
+    :param agent_id: Number of the agent, from zero.
+    """
+    return agent_id >= 0 and (n_agents < 0 or agent_id < n_agents)
+
+
 class ActorID(NamedTuple):
     """Actor: a policy, identified by its sub-step, that acts for an agent.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.env.base_env import TRUNCATION_KEY
-from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.env.structured_env import ActorID, StepKeyType, has_agent
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.records.spaces_record import ACTED_BY, PROPENSITY, SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
@@ -246,7 +246,7 @@ def _decisions(
     actions = {name: decoded(array) for name, array in line["actions"].items()} if is_decided else {}
     probabilities = line.get("probabilities") or {}
     agents = [int(row["agent_id"]) for row in line["rows"]]
-    unknown = np.array([agent not in range(n_agents if n_agents >= 0 else agent + 1) for agent in agents], np.bool_)
+    unknown = np.array([not has_agent(n_agents, agent) for agent in agents], np.bool_)
     outside = np.zeros_like(unknown)
     if known_spaces:
         from maze.core.env.space_values import rows_outside  # needs gymnasium, which servers do without

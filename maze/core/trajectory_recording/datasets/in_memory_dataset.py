@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, Subset
 
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ActorID, has_agent
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.datasets.decision_data import is_decision_log, read_decisions
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX, is_minari, minari_path, read_minari
@@ -276,7 +276,7 @@ class DataLoadWorker:
             actors = ((n, actor) for steps in processed for n, step in enumerate(steps) for actor in step.actor_ids)
             for n, (key, agent) in actors:
                 count = counts.get(key, -1)
-                if agent not in range(count if count >= 0 else agent + 1):
+                if not has_agent(count, agent):
                     raise ConfigError(
                         f"{getattr(source, 'id', source)}, episode {trajectory.id}, step {n}, sub-step {key!r}: agent "
                         f"{agent} is unknown. The environment declares {count} agent(s), counted from 0; -1 if the "

@@ -290,9 +290,8 @@ class ActorCritic(EpochTrainer, ABC):
         if self._columns is None:
             if self._constraints:
                 generator.env.record_constrained(tuple(source for one in self._constraints for source in one.sources))
-            generator.record_logits |= (
-                not self.learns_at_once
-            )  # their policy is not evaluated again for the whole rollout
+            # Log-probabilities of a rollout come from recorded logits, without another evaluation of the policy.
+            generator.record_logits |= not self.learns_at_once
             self._columns = generator.allocate(self.config.n_rollout_steps, policy)
         if self._has_modes:
             self.model.eval()

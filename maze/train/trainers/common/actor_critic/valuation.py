@@ -250,9 +250,10 @@ def value_rollout(
     sequenced = SequencedRollout(model, columns, hidden_states, sequence_length) if model.is_recurrent else None
     separate_agents = model.policy.substeps_with_separate_agent_nets
     keeps_outputs = (returns.is_off_policy or keeps_outputs) and torch.is_grad_enabled()  # the loss uses them as well
+    behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
     batches = []
     for substeps, index in decisions_by_policy(columns, separate_agents, model.device):
-        behaviour, outputs, sequences = model.policy.distribution_mapper.logits_dict_to_distribution, None, None
+        outputs, sequences = None, None
         are_recorded = substeps[0].logits is not None
         with torch.set_grad_enabled(keeps_outputs):
             if sequenced:
