@@ -21,6 +21,9 @@ from maze.core.utils.factory import Factory
 _MANY = 2**13
 # Numbers of features up to which, and of rows from which, the gradient of weights by columns is faster.
 _FEW, _ROWS = 24, 1024
+# Multiplications up to which MKL is faster than oneDNN.
+_SMALL_PRODUCT = 2**20
+_PRODUCTS: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch leaves it untyped
 
 
 def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn.Module]:
@@ -34,6 +37,14 @@ def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn
     return Tanh if found is nn.Tanh and mkl_is_slow() else found
 
 
+def activation_of_layer(non_lin: type[nn.Module]) -> nn.Module:
+    """Return an activation for the output of a linear layer, in whose memory the result is stored where possible.
+
+    :param non_lin: Result of :func:`activation_type`.
+    """
+    return non_lin(inplace=True) if non_lin in (nn.ReLU, Tanh) else non_lin()
+
+
 @cache
 def mkl_is_slow() -> bool:
     """Return whether torch uses MKL on a processor of AMD, where it leaves half of the units or more unused."""
@@ -43,13 +54,20 @@ def mkl_is_slow() -> bool:
 
 
 class Tanh(nn.Tanh):
-    """Hyperbolic tangent by NumPy for many numbers, which takes a tenth of the time where MKL is slow."""
+    """Hyperbolic tangent by NumPy for many numbers, which takes a tenth of the time where MKL is slow.
+
+    :param inplace: Whether many numbers are replaced by their results.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
 
     @override(nn.Tanh)
     def forward(self, input: Tensor) -> Tensor:  # the name that torch gave it
         if not is_plain(input) or input.numel() < _MANY or input.dtype != torch.float32:
             return torch.tanh(input)
-        result: Tensor = _TanhInNumpy.apply(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        result: Tensor = _TanhInNumpy.apply(input, self.inplace)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return result
 
 
@@ -57,24 +75,26 @@ class _TanhInNumpy(torch.autograd.Function):
     """With the derivative that torch computes from the result, which is fast."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        result = torch.empty_like(x)
-        np.tanh(x.detach().numpy(), out=result.numpy())
+    def forward(ctx: Any, x: Tensor, is_in_place: bool) -> Tensor:
+        result = x if is_in_place else torch.empty_like(x)
+        np.tanh(x.detach().numpy(), out=result.detach().numpy())
+        if is_in_place:
+            ctx.mark_dirty(x)
         ctx.save_for_backward(result)
         return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (result,) = ctx.saved_tensors
-        of_x: Tensor = torch.ops.aten.tanh_backward(gradients[0], result)
-        return of_x
+        return torch.ops.aten.tanh_backward(gradients[0], result), None
 
 
 class Linear(nn.Linear):
-    """Linear layer with a fast gradient where there are many rows of few features.
+    """Linear layer with a fast gradient where there are many rows of few features, and fast small products.
 
     torch chooses the product for the gradient of the weights by their memory layout. With few features, that for
     weights by columns takes a quarter to two thirds of the time of that for weights by rows, as parameters are.
+    Where a run multiplies by oneDNN (`maze.core.agent.torch_model.fast_products`), MKL computes small products.
     """
 
     @override(nn.Linear)
@@ -82,7 +102,14 @@ class Linear(nn.Linear):
         n_features, weight = self.in_features, self.weight
         if n_features <= _FEW and torch.is_grad_enabled() and is_plain(input) and input.numel() >= _ROWS * n_features:
             weight = weight.t().contiguous().t()
-        return functional.linear(input, weight, self.bias)
+        precision = _PRODUCTS.fp32_precision
+        if precision == "none" or input.numel() * self.out_features > _SMALL_PRODUCT:
+            return functional.linear(input, weight, self.bias)
+        _PRODUCTS.fp32_precision = "none"
+        try:
+            return functional.linear(input, weight, self.bias)
+        finally:
+            _PRODUCTS.fp32_precision = precision
 
 
 def is_plain(x: Tensor) -> bool:

@@ -148,7 +148,8 @@ class ProgramReader:
         :param layer: `nn.Linear`, :class:`maze.perception.weight_init.Linear`, `nn.Identity`, one of
             :data:`ACTIVATIONS`, or a `nn.Sequential` of these.
         :param source: Place of the input, `[..., n_features]` of a linear layer.
-        :raises UnreadableError: It is a layer of any other class, or an activation with `inplace=True`.
+        :raises UnreadableError: It is a layer of any other class, or an activation with `inplace=True` that does not
+            follow a linear layer, so that something else may use its input.
         """
         kind = type(layer)
         if kind is nn.Sequential:
@@ -159,7 +160,8 @@ class ProgramReader:
             return source
         if isinstance(layer, nn.Linear) and kind in (nn.Linear, weight_init.Linear):
             return self._add(Linear(source, self._new_place(), layer))
-        if kind in ACTIVATIONS and not getattr(layer, "inplace", False):
+        is_of_linear = any(isinstance(one, Linear) and one.target == source for one in self.operations[-1:])
+        if kind in ACTIVATIONS and (is_of_linear or not getattr(layer, "inplace", False)):
             return self._add(Activation(source, self._new_place(), layer))
         raise UnreadableError
 

@@ -9,6 +9,7 @@ from torch import nn
 from maze.api.run_context import RunContext
 from maze.core.agent import torch_model
 from maze.core.agent.torch_model import fast_products, onednn_is_faster
+from maze.perception.weight_init import Linear
 
 SETTINGS = torch.backends.mkldnn.matmul
 
@@ -44,6 +45,22 @@ def test_only_large_products_change_the_setting_until_the_end(monkeypatch, is_fa
     with pytest.raises(ZeroDivisionError), fast_products(network(width).parameters(), n_rows):
         _ = 1 / (SETTINGS.fp32_precision != (setting or before))
     assert SETTINGS.fp32_precision == before
+
+
+@pytest.mark.parametrize(("n_rows", "is_by_mkl"), [(4096, True), (4097, False)])
+def test_linear_layers_compute_small_products_by_mkl(monkeypatch, n_rows, is_by_mkl):
+    monkeypatch.setattr(torch_model, "onednn_is_faster", lambda: True)
+    linear, seen = torch.nn.functional.linear, []
+    monkeypatch.setattr(
+        torch.nn.functional, "linear", lambda *args: (seen.append(SETTINGS.fp32_precision), linear(*args))[1]
+    )
+    layer = Linear(64, 4)
+    with fast_products(network(256).parameters(), 2048):
+        layer(torch.zeros(n_rows, 64))
+        with pytest.raises(RuntimeError, match="shapes"):
+            layer(torch.zeros(3, 5))
+        assert SETTINGS.fp32_precision == "bf16"
+    assert seen == ["none" if is_by_mkl else "bf16", "none"]
 
 
 def test_networks_without_matrices_have_nothing_to_multiply(monkeypatch):

@@ -10,6 +10,7 @@ from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.program.network_program import Places, ProgramReader
+from maze.perception.weight_init import Linear
 
 
 class LinearOutputBlock(ShapeNormalizationBlock):
@@ -24,7 +25,7 @@ class LinearOutputBlock(ShapeNormalizationBlock):
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=2, out_num_dims=2)
         self.input_units = self.in_shapes[0][-1]
         self.output_units = output_units
-        self.net = torch.nn.Linear(self.input_units, self.output_units)
+        self.net = Linear(self.input_units, self.output_units)
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
@@ -71,7 +72,7 @@ class GaussianOutputBlock(ShapeNormalizationBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=2, out_num_dims=2)
         n_features = self.in_shapes[0][-1]
-        self.mean_layer = torch.nn.Linear(n_features, n_components)
+        self.mean_layer = Linear(n_features, n_components)
         self.log_std_layer = torch.nn.Linear(n_features, n_components)
         torch.nn.init.zeros_(self.log_std_layer.weight)
         torch.nn.init.constant_(self.log_std_layer.bias, log_std)

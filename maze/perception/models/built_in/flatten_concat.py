@@ -11,7 +11,7 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.perception.program.network_program import Place, Places, ProgramReader
-from maze.perception.weight_init import Linear, activation_type, make_module_init_normc
+from maze.perception.weight_init import Linear, activation_of_layer, activation_type, make_module_init_normc
 
 
 class FlattenConcatBaseNet(nn.Module):
@@ -36,7 +36,7 @@ class FlattenConcatBaseNet(nn.Module):
         widths = [sum(math.prod(shape) for shape in self._obs_shapes.values()), *hidden_units]
         layers: list[nn.Module] = []
         for n_in, n_out in pairwise(widths):
-            layers += [Linear(n_in, n_out), activation()]
+            layers += [Linear(n_in, n_out), activation_of_layer(activation)]
         self.hidden = nn.Sequential(*layers)
         self.n_latent = widths[-1]
         self.hidden.apply(make_module_init_normc(1.0))
@@ -96,7 +96,7 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
         self.heads = nn.ModuleList(
             nn.Sequential(nn.Linear(self.n_latent, 3), nn.Linear(3, shape[0], bias=False))
             if head in ordered_heads
-            else nn.Linear(self.n_latent, math.prod(shape))
+            else Linear(self.n_latent, math.prod(shape))
             for head, shape in self._head_shapes.items()
         )
         self.heads.apply(make_module_init_normc(0.01))  # starts close to the uniform policy
@@ -143,7 +143,7 @@ class FlattenConcatStateValueNet(FlattenConcatBaseNet):
         self, obs_shapes: dict[str, Sequence[int]], hidden_units: list[int], non_lin: str | type[nn.Module]
     ) -> None:
         super().__init__(obs_shapes, hidden_units, non_lin)
-        self.value_head = nn.Linear(self.n_latent, 1)
+        self.value_head = Linear(self.n_latent, 1)
         self.value_head.apply(make_module_init_normc(1.0))
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -175,7 +175,7 @@ class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
     ) -> None:
         super().__init__(obs_shapes, hidden_units, non_lin)
         self._q_value_keys = list(q_value_shapes)
-        self.heads = nn.ModuleList(nn.Linear(self.n_latent, math.prod(shape)) for shape in q_value_shapes.values())
+        self.heads = nn.ModuleList(Linear(self.n_latent, math.prod(shape)) for shape in q_value_shapes.values())
         self.heads.apply(make_module_init_normc(0.1))
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maze.console.runs import TrainingProgress
@@ -140,6 +140,18 @@ def test_minibatches_are_never_empty_and_have_every_row_once(sizes, batch_size, 
     assert all(minibatch.n_rows > 0 for minibatch in minibatches)
     found = [row for minibatch in minibatches for part in minibatch.parts for row in part.advantages[0].tolist()]
     assert sorted(found) == sorted(row for part in parts for row in part.advantages[0].tolist())
+
+
+@given(st.integers(1, 5), st.integers(0, 3000))
+@settings(deadline=None)
+def test_large_minibatches_have_few_sizes_and_leave_out_less_than_one_unit(n, n_more_rows):
+    n_rows = 1024 * n + n_more_rows
+    minibatches = list(part_of(n_rows, 0).minibatches(n, torch.Generator()))
+    sizes = [minibatch.n_rows for minibatch in minibatches]
+    assert all(size % 64 == 0 for size in sizes)
+    assert max(sizes) - min(sizes) in {0, 64}
+    rows = torch.cat([minibatch.advantages[0] for minibatch in minibatches])
+    assert n_rows - 64 < len(rows) == len(rows.unique()) <= n_rows
 
 
 def test_ppo_learns_from_single_steps_where_each_step_is_of_another_policy():

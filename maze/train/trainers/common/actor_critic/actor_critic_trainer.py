@@ -62,11 +62,13 @@ def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor,
     """
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
-    policy = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+    objective = ratio * advantage
     with torch.no_grad():
+        clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+        limit = clipped * advantage
         clip_fraction = (ratio != clipped).float().mean()
         approx_kl = (ratio - 1.0 - log_ratio).mean()  # Schulman's low variance estimator
+    policy = -torch.where(objective <= limit, objective, limit).mean()  # the minimum, with a shorter gradient
     return SurrogateLoss(policy, clip_fraction, approx_kl)
 
 

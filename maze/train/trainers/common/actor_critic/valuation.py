@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,10 @@ from maze.core.rollout import rollout_columns
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences, split_by_actor
 
 __all__ = ["GAE", "PolicyBatch", "RolloutBatch", "value_rollout"]
+
+# Rollouts of vector environments differ in their number of rows, and oneDNN compiles kernels for each size that is new
+# (0.5 ms for each minibatch of two networks). Large minibatches therefore have few different sizes.
+_MANY_ROWS, _UNIT = 1024, 64
 
 # -- rows and minibatches --------------------------------------------------------------------------
 
@@ -126,7 +131,9 @@ class PolicyBatch:
         return self.rows(np.flatnonzero(is_known), sequences)
 
     def minibatches(self, n: int, generator: torch.Generator) -> Iterator[PolicyBatch | None]:
-        """Divide all rows in random order as evenly as possible; whole sequences stay together.
+        """Divide the rows in random order as evenly as possible; whole sequences stay together.
+
+        Minibatches of at least 1,024 rows have multiples of 64 rows, and the rest of fewer than 64 rows is left out.
 
         :param n: Number of minibatches; `None` takes the place of an empty one.
         :param generator: Source of the order.
@@ -136,8 +143,9 @@ class PolicyBatch:
                 yield None if chosen is None else self.rows(*chosen)
             return
         order = torch.randperm(self.n_rows, generator=generator).to(self.old_log_probs[0].device)
-        for index in range(n):
-            start, stop = self.n_rows * index // n, self.n_rows * (index + 1) // n
+        unit = _UNIT if self.n_rows >= n * _MANY_ROWS else 1
+        edges = [self.n_rows * index // (n * unit) * unit for index in range(n + 1)]
+        for start, stop in pairwise(edges):
             yield self.rows(order[start:stop]) if stop > start else None
 
     def evaluate(self, model: TorchActorCritic) -> tuple[PolicyOutput, StateCriticOutput]:
