@@ -284,6 +284,7 @@ class SweepStudy:
         self.trials: dict[int, SweepTrial] = {}
         """By their number."""
         self._open: dict[int, optuna.Trial] = {}
+        """Trials without a stored result, by their number."""
         self._sampler: BaseSampler | None = None
         self._path = directory / STUDY_FILE
         self._file = _locked(self._path)
@@ -313,6 +314,11 @@ class SweepStudy:
 
     def __exit__(self, *exc_info: object) -> None:
         self._file.close()
+
+    @property
+    def open_trials(self) -> list[SweepTrial]:
+        """Trials whose result is not stored so far."""
+        return [self.trials[number] for number in self._open]
 
     @property
     def runs(self) -> list[SweepRun]:
@@ -397,7 +403,6 @@ class SweepStudy:
             if result.violation is not None:
                 stored.set_constraint("violation", result.violation)
             self._study.tell(stored, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
-        trial.is_reported = True
 
     def should_stop(self, trial: SweepTrial, epoch: int, objective: float) -> bool:
         """Return whether the pruner ends a running trial.
@@ -413,7 +418,6 @@ class SweepStudy:
         for name, value in _attributes(trial).items():
             proposed.set_user_attr(name, value)
         self.trials[trial.number], self._open[trial.number] = trial, proposed
-        trial.is_reported = False
         return trial
 
     def _read_trials(self) -> None:
@@ -426,7 +430,7 @@ class SweepStudy:
                     self._interrupted.append(trial_id)
                 continue
             runs = [SweepRun(**run) for run in attributes["runs"]]
-            trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, is_finished)
+            trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs)
             self.trials[trial.number] = trial
             if not is_finished:
                 self._open[trial.number] = optuna.Trial(self._study, trial_id)

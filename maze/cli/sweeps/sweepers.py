@@ -304,7 +304,6 @@ class SweepInProgress:
     def __post_init__(self) -> None:
         self.seeds = list(self.seed_overrides)
         self.waiting: deque[tuple[results.SweepTrial, int | None]] = deque()
-        self.open_trials: dict[int, results.SweepTrial] = {}
         self._table_written = -math.inf
         # Epochs reported to the search, by run.
         self._epochs: dict[int, int] = {}
@@ -367,28 +366,24 @@ class SweepInProgress:
         trials = self.study.trials
         if not trials:
             return
+        were_open = {trial.number for trial in self.study.open_trials}
         for trial in list(trials.values()):
             missing = trial.seeds_to_run(self.seeds, self.plan.is_grid)
-            if not missing and not trial.is_reported:
+            if missing and trial.number not in were_open:
+                self.study.reopen(trial)
+            elif not missing and trial.number in were_open:
                 self.study.finish(trial, self._result(trial))
-            elif missing:
-                if trial.is_reported:
-                    self.study.reopen(trial)
-                self._open(trial, missing)
-        n_done = len(trials) - len(self.open_trials)
+            self.waiting.extend((trial, seed) for seed in missing)
+        n_done = len(trials) - len(self.study.open_trials)
         print(f"Resuming the sweep in {self.directory}: {n_done} trials are finished.")
-
-    def _open(self, trial: results.SweepTrial, seeds: Sequence[int | None]) -> None:
-        self.open_trials[trial.number] = trial
-        self.waiting.extend((trial, seed) for seed in seeds)
 
     def _next(self) -> tuple[results.SweepTrial, int | None] | None:
         if not self.waiting:
             limit = self.plan.n_parallel
-            trial = self.study.propose() if limit is None or len(self.open_trials) < limit else None
+            trial = self.study.propose() if limit is None or len(self.study.open_trials) < limit else None
             if trial is None:
                 return None
-            self._open(trial, self.seeds)
+            self.waiting.extend((trial, seed) for seed in self.seeds)
         return self.waiting.popleft()
 
     def _start(self, jobs: Jobs | BatchedJobs, trial: results.SweepTrial, seed: int | None) -> None:
@@ -402,7 +397,7 @@ class SweepInProgress:
             self._finish(FinishedJob(number, JobReturn(status=JobStatus.FAILED, _return_value=error), 0.0))
 
     def _finish(self, job: FinishedJob) -> None:
-        trial, run = next((t, run) for t in self.open_trials.values() for run in t.runs if run.number == job.number)
+        trial, run = next((t, run) for t in self.study.open_trials for run in t.runs if run.number == job.number)
         ended = _ended(run, job.job_return, needs_objective=not self.plan.is_grid)
         if job.number in self._pruned and ended.status == results.FAILED:
             ended = self._pruned[job.number]
@@ -419,13 +414,12 @@ class SweepInProgress:
             raise value  # a misspelt name: all other runs would fail as well
         if not trial.seeds_to_run(self.seeds, retry_failed=False):
             self.study.finish(trial, self._result(trial))
-            del self.open_trials[trial.number]
         if time.monotonic() - self._table_written > RESULTS_INTERVAL:
             self._write_table()
 
     def _prune(self, jobs: Jobs | BatchedJobs) -> None:
         """Report the progress of running trials to the pruner, and end the trials that it selects."""
-        for trial in self.open_trials.values():
+        for trial in self.study.open_trials:
             run = trial.runs[-1] if trial.runs else None
             if run is None or run.duration is not None or run.number in self._pruned:
                 continue
