@@ -628,9 +628,8 @@ class ImproveRunner(runners.EvaluationRunner):
         :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
         start = time.monotonic()
-        of_episodes = max(
-            _OVERRUN * self._common * self._rungs[0].evaluation.seconds_of_episode, _EPISODES_SHARE * self._budget_s
-        )
+        of_heuristic = self._common * self._rungs[0].evaluation.seconds_of_episode
+        of_episodes = max(_OVERRUN * of_heuristic, _EPISODES_SHARE * self._budget_s)
         seconds = self._left() - self._reserved(later) - of_episodes
         if seconds < _LEAST_TRAINING:
             raise BudgetSpentError("no time is left for a training run; set a larger budget.")

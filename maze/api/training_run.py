@@ -368,9 +368,7 @@ class TrainingRun:
         players: dict[str | type, Any] = dict(policies.items())
         players |= zip(own, (RandomPolicy(env.action_spaces_dict), self.policy), strict=True)
         env.close()
-        runner = ComparisonRunner(
-            players, n_episodes, deterministic=deterministic, minimize=minimize, maximize=maximize
-        )
+        runner = ComparisonRunner(players, n_episodes, minimize, maximize, deterministic=deterministic)
         directory = self.run_dir / COMPARISON_DIR
         directory.mkdir(exist_ok=True)
         self.run_in_environment(runner, directory)

@@ -98,10 +98,8 @@ def _model_for(cfg: DictConfig, model: Any, run: stored_config.StoredRun) -> Any
         return model
     distributions = model.get("distribution_mapper_config")
     if before is not None and isinstance(distributions, list):
-        model = {
-            **model,
-            "distribution_mapper_config": [entry for entry in distributions if entry not in before.distributions],
-        }
+        kept = [entry for entry in distributions if entry not in before.distributions]
+        model = {**model, "distribution_mapper_config": kept}
     if before is None or after is None or before.critic != after.critic:
         model = {**model, "critic": _plain(cfg, "model.critic")}
     return model
@@ -452,9 +450,7 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
         data /= TRAJECTORY_DIR
     if not (data.is_file() or any(data.glob("*.pkl"))):
         raise UsageError(f"trajectory_data: there are no trajectories (*.pkl) at {data}.")
-    run = next(
-        (place for place in (data.parent, data.parent.parent) if (place / stored_config.STORED_CONFIG).is_file()), None
-    )
+    run = next((place for place in data.parents[:2] if (place / stored_config.STORED_CONFIG).is_file()), None)
     named = sections_named_by(overrides)
     has_what_if = cfg.what_if.step is not None
     plays_on_itself = has_what_if and cfg.what_if.policy is None

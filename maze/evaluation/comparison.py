@@ -501,9 +501,8 @@ class ContextComparison:
         of_reference = comparison.played[0].measures
         self.names = [name.removeprefix(f"{CONTEXT}/") for name in of_reference if name.startswith(f"{CONTEXT}/")]
         """Names of the parameters."""
-        columns = np.zeros((len(self.names), comparison.n_episodes))
-        for index, name in enumerate(self.names):
-            columns[index] = of_reference[f"{CONTEXT}/{name}"][0]
+        columns = np.array([of_reference[f"{CONTEXT}/{name}"][0] for name in self.names])
+        columns = columns.reshape(-1, comparison.n_episodes)  # also without any
         contexts, self._context_of = np.unique(columns, axis=1, return_inverse=True)
         self._labels = [
             tuple(self._label(name, value, texts or {}) for name, value in zip(self.names, values, strict=True))

@@ -283,10 +283,8 @@ class Gate:
         if threshold.limit is not None:
             sign = 1.0 if threshold.goal == MORE else -1.0
             bounds = None if threshold.range is None else _range_of([sign * end for end in threshold.range])
-            mean = estimates.Estimate.of(
-                estimates.mean_interval(sign * self.candidate.measures[measure], bounds=bounds)
-            )
-            keeps_limit = _result(mean, sign * threshold.limit - rounding)
+            found = estimates.mean_interval(sign * self.candidate.measures[measure], bounds=bounds)
+            keeps_limit = _result(estimates.Estimate.of(found), sign * threshold.limit - rounding)
         return Judged(*facts, threshold.tolerated(baseline.mean.value), reserve, result, keeps_limit)
 
     def _reserve(self, measure: str, threshold: Threshold) -> estimates.Estimate:

@@ -372,9 +372,7 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
     foreign = None
     if isinstance(acted_in, gymnasium.Env):
         foreign = adapted(acted_in)
-        known: Any = tuple(
-            {0: conversion(foreign).space()} for conversion in (GymObservationConversion, GymActionConversion)
-        )
+        known: Any = ({0: GymObservationConversion(foreign).space()}, {0: GymActionConversion(foreign).space()})
     else:
         known = _spaces_of(acted_in) if acted_in is not None else None
     if isinstance(policy, str | Path):

@@ -74,7 +74,7 @@ class Nevergrad(BaseSampler):
                 f"{len(registry)}: nevergrad.optimizers.registry."
             )
         self._not_supported = ng.errors.TellNotAskedNotSupportedError
-        self._sign = -1 if maximize else 1
+        self._maximize = maximize
         self._worst = -math.inf
         parametrization = ng.p.Dict(
             **{key: _parameter(ng, each, space.hints.get(key, {})) for key, each in space.distributions.items()}
@@ -100,9 +100,7 @@ class Nevergrad(BaseSampler):
                 was_known = ended is not None and started is not None and ended <= started
                 if was_known and other.number < proposed.number and other.number not in self._reported:
                     self._reported.add(other.number)
-                    value = reported_value(
-                        other.value, other.constraints.get("violation"), study.direction is StudyDirection.MAXIMIZE
-                    )
+                    value = reported_value(other.value, other.constraints.get("violation"), self._maximize)
                     self._tell(self._proposals[other.number], other.params, value)
             proposal, values = self._ask()
             is_repeated = proposed is trial or values == proposed.params
@@ -131,7 +129,7 @@ class Nevergrad(BaseSampler):
         :param proposal: Proposal of the optimizer; `None`: it did not propose these values.
         :param value: Objective; `None`: the trial failed.
         """
-        loss = self._worst if value is None else self._sign * value
+        loss = self._worst if value is None else -value if self._maximize else value
         self._worst = max(self._worst, loss)
         if proposal is None:
             values = {

@@ -87,9 +87,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     @abstractmethod
     def make_plan(self, arguments: list[str], parser: OverridesParser, seed: int) -> Plan:
@@ -271,9 +269,7 @@ class BatchedJobs:
         batch, self._waiting = self._waiting, []
         start = time.monotonic()
         try:
-            returns = self._launcher.launch(
-                [for_hydra(overrides) for _, overrides in batch], initial_job_idx=batch[0][0]
-            )
+            returns = self._launcher.launch([for_hydra(overrides) for _, overrides in batch], batch[0][0])
         except Exception as error:
             failure = WorkerError(f"{type(self._launcher).__name__}: {type(error).__name__}: {error}")
             returns = [JobReturn(status=JobStatus.FAILED, _return_value=failure)] * len(batch)
@@ -408,9 +404,8 @@ class SweepInProgress:
         self.study.save(trial)
         self._announce(trial, ended)
         value = outcome(job.job_return)
-        if isinstance(value, results.UnknownObjectiveError) and not any(
-            r.status == results.COMPLETED for r in self.study.runs
-        ):
+        has_completed = any(run.status == results.COMPLETED for run in self.study.runs)
+        if isinstance(value, results.UnknownObjectiveError) and not has_completed:
             raise value  # a misspelt name: all other runs would fail as well
         if not trial.seeds_to_run(self.seeds, retry_failed=False):
             self.study.finish(trial, self._result(trial))
@@ -439,9 +434,8 @@ class SweepInProgress:
         n_ended = sum(run.duration is not None for run in self.study.runs)
         seed = "" if run.seed is None else f", seed {run.seed}"
         what = f"FAILED: {run.error}" if run.status == results.FAILED else results.number_text(run.objective)
-        what += results.violation_text(run.violation) + (
-            f", pruned {run.error}" if run.status == results.PRUNED else ""
-        )
+        what += results.violation_text(run.violation)
+        what += f", pruned {run.error}" if run.status == results.PRUNED else ""
         print(
             f"[{n_ended}/{self._n_trials * len(self.seeds)}] trial {trial.number}{seed}: {what} "
             f"({run.duration:.1f} s; {_shown(trial.params)})",
@@ -468,10 +462,8 @@ def _ended(run: results.SweepRun, job_return: JobReturn, needs_objective: bool) 
         return replace(run, status=results.FAILED, error=f"{type(message).__name__}: {message}")
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         score = value if isinstance(value, BestScore) else BestScore(value)
-        minimized = not score.maximize
-        return replace(
-            run, status=results.COMPLETED, objective=float(value), violation=score.violation, minimized=minimized
-        )
+        ended = replace(run, status=results.COMPLETED, objective=float(value))
+        return replace(ended, violation=score.violation, minimized=not score.maximize)
     if value is None and not needs_objective:
         return replace(run, status=results.COMPLETED)
     what = "nothing was evaluated" if value is None else f"found {value!r}"
