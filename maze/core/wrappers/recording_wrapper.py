@@ -21,7 +21,7 @@ from maze.core.trajectory_recording.records.action_record import ActionRecord, p
 from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
 from maze.core.utils.files import file_stem
-from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
+from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer, latest_picture
 from maze.core.wrappers.wrapper import Wrapper
 
 
@@ -177,13 +177,11 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if not self._can_draw:
             return
         try:
-            picture: Any = self._gym_env().render()
+            picture = latest_picture(self._gym_env())
         except gymnasium.error.DependencyNotInstalled as error:
             self._can_draw = False
             print(f"Episodes are recorded without pictures: {error}", flush=True)
             return
-        if isinstance(picture, list):
-            picture = picture[-1] if picture else None
         if not isinstance(picture, np.ndarray):
             raise ConfigError(f"FrameRecordingWrapper: expected {self.env!r} to render `rgb_array`, found {picture!r}.")
         self._renderer.add(env_time, picture)
