@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class DecisionLog:
         if not os.access(self._directory, os.W_OK):
             raise ConfigError(f"The decision log cannot be written to {directory}: the directory is not writable.")
         self._number = max((number_of(path) for path in log_files(self._directory)), default=0)
-        self._lines: deque[bytes] = deque()
+        self._lines: list[bytes] = []
         self._waiting_bytes = 0
         self._file: Any = None
         self._wake = threading.Condition()
@@ -88,9 +87,8 @@ class DecisionLog:
             with self._wake:
                 if not self._is_closed:
                     self._wake.wait(0.2)  # lines of 0.2 s are written together
-                lines, is_last = list(self._lines), self._is_closed
-                self._lines.clear()
-                self._waiting_bytes = 0
+                lines, is_last = self._lines, self._is_closed
+                self._lines, self._waiting_bytes = [], 0
             try:
                 while lines:
                     lines = lines[self._append(lines) :]

@@ -324,7 +324,6 @@ class Served:
         self._settings, self._log, self._metrics = settings, log, metrics
         self._provided = needed_code(bundle.card["code"], settings.provided)
         self._step_keys: dict[str, str | int] = {str(key): key for key in bundle.steps}
-        self._own_networks = {key for key, step in bundle.steps.items() if None not in step.networks}
         # Without stacks and repeated actions, one session for each sub-step serves all clients. Missing code is an
         # error here.
         self._converters = {key: self.session() for key in bundle.steps}
@@ -441,7 +440,8 @@ class Served:
     def submit(self, query: Query) -> asyncio.Future[dict[str, Any]]:
         """Have the network decide, in a batch with other observations."""
         step_key, agent_id = query.actor
-        key = (step_key, agent_id if step_key in self._own_networks else 0, query.rng is None, query.ranked)
+        network_of = 0 if None in self.bundle.steps[step_key].networks else agent_id
+        key = (step_key, network_of, query.rng is None, query.ranked)
         return self.batcher.submit(key, query)
 
     def decide_batch(self, key: Any, rows: Sequence[Query]) -> Sequence[Any]:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.annotations import override
@@ -21,7 +21,7 @@ from maze.train.parallelization.distributed_actors.base_distributed_workers_with
 )
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan, asynchronous_states
 from maze.train.parallelization.vector_env import structured_vector_env
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows
 from maze.train.utils.run_process import in_thread
@@ -40,6 +40,7 @@ class _Group:
     rows: RolloutRows
 
 
+@dataclass(eq=False)
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     """Collect rollouts by turns of groups of environments. The learner waits for them or starts them in advance.
 
@@ -50,22 +51,16 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     rollouts do not depend on the backend.
 
     :param args: See the base class.
-    :param make_env: Makes the vector environment of a group from a factory and the number of environments; `None`: in
-        this process.
+    :param make_env: Makes the vector environment of a group from a factory and the number of environments.
     """
 
-    _groups: list[_Group]
+    make_env: Callable[[Callable[[], Any], int], structured_vector_env.StructuredVectorEnv] = field(
+        default=in_sequence, kw_only=True
+    )
 
-    @override(BaseDistributedWorkersWithBuffer)
-    def __init__(
-        self,
-        *args: Any,
-        make_env: Callable[[Callable[[], Any], int], structured_vector_env.StructuredVectorEnv] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._make_env = make_env or (lambda env_factory, n_envs: SequentialVectorEnv([env_factory] * n_envs))
-        self._groups = []
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._groups: list[_Group] = []
         self._collecting: Future[list[TransitionRows]] | None = None
         self._turn = 0
 
@@ -75,7 +70,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             return
         size = math.gcd(self.n_workers, self.rollouts_per_iteration)
         for first in range(0, self.n_workers, size):
-            env = self._make_env(self.env_factory, size)
+            env = self.make_env(self.env_factory, size)
             (rows,) = self._prepared(env, self.env_instance_seeds[first : first + size], [size])
             generator = RolloutGenerator(env)
             self._groups.append(_Group(env, generator, generator.allocate(self.n_rollout_steps), rows))

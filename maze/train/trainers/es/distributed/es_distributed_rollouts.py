@@ -138,10 +138,8 @@ class RolloutSchedule:
             return episode
         pair = self._n_pairs
         self._n_pairs += 1
-        noise_index, env_seed = (
-            self._seeds.noise_index(self._update, pair),
-            self._seeds.env_seed(self._update, _TRAINING, pair),
-        )
+        env_seed = self._seeds.env_seed(self._update, _TRAINING, pair)
+        noise_index = self._seeds.noise_index(self._update, pair)
         episode = Episode(self._n_evaluations + 2 * pair, noise_index, 1, env_seed)
         self._mirrored = episode._replace(number=episode.number + 1, sign=-1)
         return episode
