@@ -753,8 +753,7 @@ class ImproveRunner(runners.EvaluationRunner):
         }
         if algorithm != PPO:
             return {**cloning, "algorithm.epoch_length": 1}
-        needs_more = heuristic.policy.needs_state() or heuristic.policy.needs_env()
-        is_batched = self._batched and not needs_more
+        is_batched = self._batched and not (heuristic.policy.needs_state() or heuristic.policy.needs_env())
         batched = {"runner.placement": "batched", "runner.concurrency": 64} if is_batched else {}
         return {
             **cloning,

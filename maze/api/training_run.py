@@ -424,7 +424,7 @@ class TrainingRun:
             write_whole(directory / CLAIM / name, text)
         if self.loaded.placed:
             remark = f"{run_summary.FROM_PYTHON}{', '.join(self.loaded.placed)}: see hydra_config.yaml\n"
-            write_whole(directory / run_summary.COMMAND_FILE, run_summary.command_line(arguments) + remark)
+            write_whole(directory / run_summary.COMMAND_FILE, run_summary.command_text(*arguments) + remark)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
         trainer = self.runner.trainer

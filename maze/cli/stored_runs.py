@@ -398,8 +398,7 @@ class PolicyReader:
                 f"{self.where}: {directory} is not the directory of a training run, and contains none: there is no "
                 f"{_WEIGHTS} in it."
             )
-        found = [self._training(run) for run in runs]
-        return directory.name, {"runs": [policy for _, policy in found]}
+        return directory.name, {"runs": [self._training(run)[1] for run in runs]}
 
     def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
         wanted = ["model", *(name for name in ("env", "wrappers") if name not in self.named)]
@@ -482,5 +481,4 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
         elif policy == _AS_RECORDED:
             cfg.what_if.policy = None
         elif has_what_if and policy is not None:
-            reader = PolicyReader(cfg, project, {*named, "wrappers"}, "what_if.policy")
-            cfg.what_if.policy = reader.entry(policy)[1]
+            cfg.what_if.policy = PolicyReader(cfg, project, {*named, "wrappers"}, "what_if.policy").entry(policy)[1]
