@@ -181,16 +181,11 @@ def to_node(value: Any) -> Any:
     """Return the value as a node of OmegaConf; objects are neither copied nor converted."""
     if isinstance(value, DictConfig | ListConfig):
         return copy.deepcopy(value)
-    node: Any
-    if isinstance(value, Mapping):
-        node = DictConfig({}, flags=_FLAGS)
-        for key, entry in value.items():
+    if isinstance(value, Mapping | list | tuple):
+        is_list = not isinstance(value, Mapping)
+        node: Any = ListConfig([None] * len(value), flags=_FLAGS) if is_list else DictConfig({}, flags=_FLAGS)
+        for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
             _insert(node, key, entry)
-        return node
-    if isinstance(value, list | tuple):
-        node = ListConfig([None] * len(value), flags=_FLAGS)
-        for index, entry in enumerate(value):
-            _insert(node, index, entry)
         return node
     if isinstance(value, np.generic):
         value = value.item()
