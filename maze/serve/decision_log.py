@@ -298,8 +298,6 @@ def replay(
                 result.n_not_by_policy += len(line["rows"])
                 for row in line["rows"]:
                     result.inputs(bundle, step_key, row)
-        except CheckpointError:
-            raise
         except Exception as error:  # a line may hold anything
             raise CheckpointError(f"{where} is not an entry of a decision log ({error!r}).") from error
     return result
