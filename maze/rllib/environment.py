@@ -115,9 +115,8 @@ class MazeRLlibEnv(MazeGymnasiumEnv):
     @override(MazeGymnasiumEnv)
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.monitored.observed(self._latest)
-        observation, reward, terminated, truncated, _ = super().step(
-            action if self._head is None else {self._head: action}
-        )
+        taken = action if self._head is None else {self._head: action}
+        observation, reward, terminated, truncated, _ = super().step(taken)
         return observation, reward, terminated, truncated, {}  # RLlib stores the infos of all steps
 
     @override(MazeGymnasiumEnv)

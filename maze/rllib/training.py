@@ -141,10 +141,9 @@ class RLlibTraining:
 
     def __post_init__(self) -> None:
         self.iteration = 0
-        self._episodes = log_stats.LogStatsAggregator(
-            log_stats.LogStatsLevel.EPOCH, log_stats.get_stats_logger("train")
-        )
-        self._results = log_stats.LogStatsAggregator(log_stats.LogStatsLevel.EPOCH, log_stats.get_stats_logger("train"))
+        level, logger = log_stats.LogStatsLevel.EPOCH, log_stats.get_stats_logger("train")
+        self._episodes = log_stats.LogStatsAggregator(level, logger)
+        self._results = log_stats.LogStatsAggregator(level, logger)
         self._events: RLlibEvents = self._results.create_event_topic(RLlibEvents)
         self._writer = LogStatsWriterTensorboard(Path("rllib_results"), False)
         self._checkpoint: Path | None = None
