@@ -196,12 +196,11 @@ class EvidenceGateRunner(EstimationRunner):
 
     def _verdict(self) -> tuple[bool, str]:
         """Return whether the candidate passes, and the reason in sentences."""
-        given = {(entry.policy, entry.estimator): entry for entry in self.estimates}
+        usable = {(entry.policy, entry.estimator): entry for entry in self.estimates if not entry.refusal}
         for judge in _JUDGES:
-            pair = [given.get((policy, judge)) for policy in ("candidate", "baseline")]
-            if any(entry is None or entry.refusal for entry in pair):
+            if not {("candidate", judge), ("baseline", judge)} <= usable.keys():
                 continue
-            candidate, baseline = (entry for entry in pair if entry is not None)
+            candidate, baseline = usable["candidate", judge], usable["baseline", judge]
             low, high = np.quantile(candidate.samples - baseline.samples, (0.025, 0.975))
             tolerated = -self.margin * abs(baseline.estimate.value)
             passes = bool(low >= tolerated)

@@ -62,10 +62,8 @@ def stack_and_flatten_spaces(
     for tensor_dict in input_tensor_dict:
         for key, tensor in tensor_dict.items():
             collected.setdefault(key, []).append(tensor)
-    n_dims: dict[str, int] = {}
-    for space in observation_spaces_dict.values():
-        for key, subspace in space.spaces.items():
-            n_dims[key] = len(subspace.shape or ())
+    entries = (entry for space in observation_spaces_dict.values() for entry in space.spaces.items())
+    n_dims = {key: len(subspace.shape or ()) for key, subspace in entries}
     # embeddings are in no space; they are vectors
     return {
         key: tensors[0] if len(tensors) == 1 else torch.stack(tensors, dim=tensors[0].dim() - n_dims.get(key, 1))

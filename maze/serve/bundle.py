@@ -530,7 +530,7 @@ class PolicySession:
 
         :param seed: Seed of a new generator; None: the present generator continues.
         """
-        self._state.clear()
+        self._state = pipeline.EpisodeState()
         self._n_prepared = 0
         if seed is not None:
             self.rng = seeded_generator(seed)

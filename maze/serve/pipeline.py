@@ -46,10 +46,6 @@ class EpisodeState:
     last_actions: dict[Actor, Entries] = field(default_factory=dict)
     states: dict[Actor, dict[str, Array]] = field(default_factory=dict)
 
-    def clear(self) -> None:
-        """Forget the episode."""
-        self.__init__()  # type: ignore[misc]  # sets all defaults
-
 
 Stage = Callable[[Any, EpisodeState, Actor], Any]
 """From entries to entries, possibly the same modified object; an observation stage returns None where the last action

@@ -324,7 +324,6 @@ class Served:
         self._settings, self._log, self._metrics = settings, log, metrics
         self._provided = needed_code(bundle.card["code"], settings.provided)
         self._step_keys: dict[str, str | int] = {str(key): key for key in bundle.steps}
-        self._own_networks = {key for key, step in bundle.steps.items() if None not in step.networks}
         # Without stacks and repeated actions, one session for each sub-step serves all clients. Missing code is an
         # error here.
         self._converters = {key: self.session() for key in bundle.steps}
@@ -361,20 +360,20 @@ class Served:
         """
         step, agent_id = self.bundle.step(actor[0]), actor[1]
         state = None if options.episode_start else options.state
-        if state is None and not step.network(agent_id).state_sizes:
+        rows = {}
+        if state is not None:
+            is_mapping = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
+            if not (is_mapping and isinstance(state["values"], Mapping)):
+                message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
+                raise RefusedError(422, "wrong_state", message)
+            if state["bundle"] != self.bundle.sha256:
+                raise other_bundle(state["bundle"])
+            rows = {key: [value] for key, value in state["values"].items()}
+        elif not step.network(agent_id).state_sizes:
             return {}
-        if state is None and not options.episode_start:
-            message = (
-                f"Policy {self.name!r} is recurrent: send the `state` of the previous decision, or `episode_start`."
-            )
-            raise RefusedError(422, "missing_state", message)
-        is_mapping = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
-        if state is not None and not (is_mapping and isinstance(state["values"], Mapping)):
-            message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
-            raise RefusedError(422, "wrong_state", message)
-        if state is not None and state["bundle"] != self.bundle.sha256:
-            raise other_bundle(state["bundle"])
-        rows = {} if state is None else {key: [value] for key, value in state["values"].items()}
+        elif not options.episode_start:
+            wanted = "the `state` of the previous decision, or `episode_start`"
+            raise RefusedError(422, "missing_state", f"Policy {self.name!r} is recurrent: send {wanted}.")
         try:
             before = step.states_before(rows, options.episode_start, 1, agent_id)
         except MazeError as error:
@@ -443,7 +442,8 @@ class Served:
     def submit(self, query: Query) -> asyncio.Future[dict[str, Any]]:
         """Have the network decide, in a batch with other observations."""
         step_key, agent_id = query.actor
-        key = (step_key, agent_id if step_key in self._own_networks else 0, query.rng is None, query.ranked)
+        network_of = 0 if None in self.bundle.steps[step_key].networks else agent_id
+        key = (step_key, network_of, query.rng is None, query.ranked)
         return self.batcher.submit(key, query)
 
     def decide_batch(self, key: Any, rows: Sequence[Query]) -> Sequence[Any]:

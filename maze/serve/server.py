@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import importlib
 import json
 import logging
 import os
+import pkgutil
 import platform
 import signal
 import socket
@@ -135,11 +135,10 @@ def _sources(bundles: Sequence[str]) -> dict[str, Path]:
 
 def _imported(path: str) -> Any:
     """Import an object that the command line names."""
-    module, _, name = path.replace(":", ".").rpartition(".")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as with `python -m`
     try:
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigImportError(f"{path!r} cannot be imported ({error}). Expected MODULE:NAME.") from error
 

@@ -99,10 +99,9 @@ class FlatAdam:
 
         :param state_dict: The state; networks that it has in addition are ignored.
         """
-        for index, (key, network) in enumerate(self._networks.items()):
-            state = state_dict[str(key) if str(key) in state_dict else str(index)]  # earlier states: by position
+        for key, network in self._networks.items():
             for name in _ADAM_STATE:
-                getattr(network, name).copy_(state[name])
+                getattr(network, name).copy_(state_dict[str(key)][name])
 
 
 _ADAM_STATE = ("mean", "square", "n_steps")

@@ -185,13 +185,10 @@ class HiddenStates:
         :return: float32 `[n_envs, size]` by state key, zero at first; empty where the actor's network carries none. The
             arrays are those that this object keeps.
         """
-        states = self._by_actor.get(actor)
-        if states is None:
-            sizes = self._sizes(actor)
-            states = self._by_actor[actor] = {
-                key: np.zeros((self.n_envs, size), np.float32) for key, size in sizes.items()
-            }
-        return states
+        if actor not in self._by_actor:
+            sizes = self._sizes(actor).items()
+            self._by_actor[actor] = {key: np.zeros((self.n_envs, size), np.float32) for key, size in sizes}
+        return self._by_actor[actor]
 
     def reset(self, envs: np.ndarray) -> None:
         """Set the hidden states of some environments to zero.

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -39,6 +40,7 @@ Watch = Callable[[Any, Mapping[str, Any]], None]
 """Called with the key and the observation of a sub-step."""
 
 
+@dataclass(eq=False)
 class PolicyExecutor:
     """Run the loop of a rollout, episode after episode.
 
@@ -50,21 +52,15 @@ class PolicyExecutor:
     :param deterministic: Choose the greedy action instead of a sampled one.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        policy: Policy,
-        rollout_done_event: threading.Event,
-        exception_queue: AnyQueue,
-        num_candidates: int,
-        deterministic: bool = False,
-    ) -> None:
-        self.env = env
-        self.policy = policy
-        self.rollout_done_event = rollout_done_event
-        self.exception_queue = exception_queue
-        self.num_candidates = num_candidates
-        self._act = acting_in(env, policy, deterministic)
+    env: Any
+    policy: Policy
+    rollout_done_event: threading.Event
+    exception_queue: AnyQueue
+    num_candidates: int
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        self._act = acting_in(self.env, self.policy, self.deterministic)
 
     def run_rollout_loop(self) -> None:
         """Run episodes; reset the environment after the last one, which completes statistics and records."""

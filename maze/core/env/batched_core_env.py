@@ -156,11 +156,8 @@ class RowGenerators:
             self._refill(spent)
             positions = self._positions[rows]
         self._positions[rows] = positions + count
-        numbers: np.ndarray
-        if count == 1:
-            numbers = self._numbers[rows, positions]
-        else:
-            numbers = self._numbers[rows[:, None], positions[:, None] + np.arange(count)]
+        places = (rows, positions) if count == 1 else (rows[:, None], positions[:, None] + np.arange(count))
+        numbers: np.ndarray = self._numbers[places]
         return numbers
 
     def state(self, row: int) -> dict[str, int]:

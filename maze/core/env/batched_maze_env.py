@@ -15,7 +15,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.space_values import dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.events.pubsub import Pubsub
+from maze.core.events.event_topic_factory import event_methods
 from maze.core.log_events.kpi_calculator import KpiCalculator
 
 if TYPE_CHECKING:
@@ -80,13 +80,11 @@ class SingleCoreEnv(CoreEnv):
         self.simulation = simulation
         self._renderer = renderer
         self._actors = [ActorID(key, 0) for key in simulation.step_keys]
-        pubsub = Pubsub(self.context.event_service)
         self._topics: dict[str, Callable[..., None]] = {}
         for interface in simulation.event_interfaces:
-            topic = pubsub.create_event_topic(interface)
-            for name, event in vars(interface).items():
-                if callable(event) and not name.startswith("_"):
-                    self._topics[event.__qualname__] = getattr(topic, name)
+            topic = self.context.event_service.create_event_topic(interface)
+            for name, event in event_methods(interface).items():
+                self._topics[event.__qualname__] = getattr(topic, name)
 
     @override(CoreEnv)
     def step(self, maze_action: dict[str, Any]) -> tuple[MazeState, float, bool, dict[Any, Any]]:

@@ -96,8 +96,7 @@ class Parameter(NamedTuple):
         :return: float64 `[n]`.
         """
         if self.values:
-            stored = np.arange(len(self.values)) if self.is_text else np.asarray(self.values, np.float64)
-            return np.asarray(stored[(uniform * len(stored)).astype(np.int64)], np.float64)
+            return np.asarray(self.grid()[(uniform * len(self.values)).astype(np.int64)])
         if self.is_integer:
             return self.lower + np.floor(uniform * (self.upper - self.lower + 1))
         return self.lower + uniform * (self.upper - self.lower)
@@ -131,9 +130,7 @@ class Parameter(NamedTuple):
     def grid(self) -> np.ndarray:
         """Return the stored values that an evaluation visits: all of a list, ends and middle of an interval."""
         if self.values:
-            return (
-                np.arange(len(self.values), dtype=np.float64) if self.is_text else np.asarray(self.values, np.float64)
-            )
+            return np.asarray(range(len(self.values)) if self.is_text else self.values, np.float64)
         points = np.linspace(self.lower, self.upper, _GRID_POINTS)
         return np.unique(np.rint(points)) if self.is_integer else points
 

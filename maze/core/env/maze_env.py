@@ -383,10 +383,7 @@ def _check_conversions(
     actions: Mapping[StepKeyType, ActionConversionInterface],
     observations: Mapping[StepKeyType, ObservationConversionInterface],
 ) -> None:
-    both: list[tuple[Any, type[Any]]] = [
-        (actions, ActionConversionInterface),
-        (observations, ObservationConversionInterface),
-    ]
+    both: Any = ((actions, ActionConversionInterface), (observations, ObservationConversionInterface))
     is_sound = all(
         isinstance(given, Mapping) and all(isinstance(each, interface) for each in given.values())
         for given, interface in both

@@ -43,9 +43,8 @@ class LogEventsWriterTSV(LogEventsWriter):
     def write(self, episode_event_log: EpisodeEventLog) -> None:
         tables: dict[str, list[EventRow]] = {}
         for env_time, record in episode_event_log.timed_events():
-            name = f"{record.interface_class.__name__}.{record.interface_method.__name__}"
             row = EventRow(episode_event_log.episode_id, env_time, record.attributes)
-            tables.setdefault(name, []).append(row)
+            tables.setdefault(record.qualified_name, []).append(row)
         self.log_dir.mkdir(parents=True, exist_ok=True)
         for name, rows in tables.items():
             # Opened per episode, so that each episode is complete on disk.

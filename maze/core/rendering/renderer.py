@@ -107,18 +107,28 @@ class RecordedFramesRenderer(Renderer):
     def render(
         self, maze_state: MazeStateType, maze_action: MazeActionType | None, events: StepEventLog, **kwargs: Any
     ) -> None:
-        import matplotlib.pyplot as plt
-
         pixels = self.pixels(events.env_time)
-        plt.figure("Recorded frames")
-        plt.clf()
-        plt.axis("off")
-        if pixels is None:
-            plt.title(f"no frame was recorded up to step {events.env_time}")
-        else:
-            plt.imshow(pixels)
-        plt.draw()
-        plt.pause(0.01)
+        title = "" if pixels is not None else f"no frame was recorded up to step {events.env_time}"
+        show_pixels("Recorded frames", pixels, title)
+
+
+def show_pixels(window: str, pixels: np.ndarray | None, title: str = "") -> None:
+    """Draw a picture with matplotlib.
+
+    :param window: Name of the figure, which is cleared.
+    :param pixels: Colours, uint8, `[height, width, 3]`; `None`: only the title is drawn.
+    :param title: Text above the picture.
+    """
+    import matplotlib.pyplot as plt
+
+    plt.figure(window)
+    plt.clf()
+    plt.title(title)
+    plt.axis("off")
+    if pixels is not None:
+        plt.imshow(pixels)
+    plt.draw()
+    plt.pause(0.01)
 
 
 @contextmanager

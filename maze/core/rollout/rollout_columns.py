@@ -462,8 +462,7 @@ class SubstepColumns:
 
     def entries(self) -> tuple[np.ndarray, np.ndarray]:
         """Return row and environment index of all valid entries in time order: `arrays[key][rows, env_indices]`."""
-        n_envs = self.agent_ids.shape[1]
-        valid = self.valid if self.valid is not None else np.ones((self.n_rows, n_envs), np.bool_)
+        valid = np.ones_like(self.agent_ids, np.bool_) if self.valid is None else self.valid
         rows, env_indices = np.nonzero(valid)
         return rows, env_indices
 

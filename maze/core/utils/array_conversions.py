@@ -181,10 +181,6 @@ def conversion_of(description: Mapping[str, Any]) -> ArrayConversion:
     :raises KeyError: There is no such kind.
     :raises TypeError: A field is missing or unknown.
     """
-    arguments = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in description.items()
-        if name != "kind"
-    }
-    conversion: ArrayConversion = _KINDS[description["kind"]](**arguments)
+    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in description.items()}
+    conversion: ArrayConversion = _KINDS[str(arguments.pop("kind"))](**arguments)
     return conversion

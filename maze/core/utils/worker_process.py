@@ -38,8 +38,7 @@ CLOSE = b"C"
 SHORT_CALLS = {"step": b"S", "reset": b"R"}
 """Frequent calls without arguments, of the object that was made first."""
 # to the parent
-DONE = b"d"  # an answer that is `None`
-RESULT = b"r"  # payload: an answer and its duration in seconds
+RESULT = b"r"  # payload: an answer and its duration in seconds; none: the answer is `None`
 FAILED = b"f"  # payload: Failure
 
 _HEAD = struct.Struct("=cQ")  # code, and number of bytes of the payload
@@ -308,7 +307,7 @@ def _serve(channel: Channel, sender: Channel | Outbox, host: Host) -> None:
             return
         if payload is None:
             answer = getattr(next(iter(host.hosted.values())), _METHODS[code])()
-            channel.send(DONE if answer is None else RESULT, None if answer is None else (answer, 0.0))
+            channel.send(RESULT, None if answer is None else (answer, 0.0))
             continue
         name, method, arguments, has_descriptor = payload
         if has_descriptor:
@@ -367,12 +366,11 @@ def pickled(value: Any, what: str) -> bytes:
     :raises ConfigError: It cannot be pickled; the message names the attribute that prevents it.
     """
     try:
-        content: bytes = cloudpickle.dumps(value)
+        return bytes(cloudpickle.dumps(value))
     except Exception as error:  # pickling runs code of the objects, which may raise anything
         culprit = f"{unpicklable(value)} ({type(error).__name__}: {error})"
         advice = "Make it in the constructor there, or leave it out in `__getstate__`"
         raise ConfigError(f"{what} cannot be sent to other processes: {culprit}. {advice}.") from error
-    return content
 
 
 def unpicklable(value: Any, path: str = "") -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -29,264 +29,10 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, Sta
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.wrapper import Wrapper
 
-T = TypeVar("T")
-
 # Name of an action that is not part of a dictionary.
 _SINGLE_ACTION = "action"
 
 _Head = tuple[str, list[int], Callable[[int], None]]
-
-
-class EpisodeRecorder:
-    """Step an environment and collect its statistics.
-
-    :param episode_stats: Receives the values of the current episode.
-    """
-
-    def __init__(self, episode_stats: LogStatsAggregator) -> None:
-        self.episode_stats = episode_stats
-        self.step_stats = LogStatsAggregator(LogStatsLevel.STEP)
-        """Statistics of single steps, calculated once they are requested."""
-        self.is_step_level_observed = False
-        self.is_log_requested = False
-        self.is_done = False
-
-        self._event_stats = LogStatsAggregator(LogStatsLevel.STEP, episode_stats)
-        self._pending_reward = 0.0
-        self._is_step_pending = False
-        self._is_resetting = False
-        self._keeps_log = False
-        self._logs: dict[int, StepEventLog] = {}
-        self._n_taken = 0
-        self._step_keys: list[Any] = []
-
-    def bind(self, env: Any) -> None:
-        """Prepare for stepping `env`; called again when the environment was replaced or copied."""
-        self.env = env
-        self.context = env.context
-        self._env_step = env.step
-        self._heads_by_key: dict[Any, list[_Head]] = {}
-        for step_key, space in env.action_spaces_dict.items():
-            is_first = not self._heads_by_key
-            self._heads_by_key[step_key] = self._heads(step_key, space)
-            if is_first:
-                # After the actions of the first sub-step: this defines the order of rows in the log.
-                self._rewards: list[float] = self.episode_stats.input_values(BaseEnvEvents.reward)
-        is_flat = len(self._heads_by_key) == 1
-        self._only_key = next(iter(self._heads_by_key)) if is_flat else None
-        self._only_heads = self._heads_by_key[self._only_key] if is_flat else None
-        listeners = self.context.event_service.on_clear
-        if self._take_events not in listeners:
-            listeners.append(self._take_events)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # `bind` creates these again; bound methods of lists would refer to the lists of the original.
-        transient = ("env", "context", "_env_step", "_heads_by_key", "_only_heads", "_rewards")
-        return {name: value for name, value in self.__dict__.items() if name not in transient}
-
-    def step(self, action: Any) -> Any:
-        # Not in `MazeEnv.step` alone: a wrapper may answer the first sub-steps of a step without stepping it.
-        context = self.context
-        context.pre_step()
-        heads = self._only_heads
-        if heads is None:
-            step_key = self.env.actor_id()[0]
-            if not self._is_step_pending:
-                self._step_keys.clear()
-            self._step_keys.append(step_key)
-            heads = self._heads_by_key.get(step_key, [])
-        result = self._env_step(action)
-        if action.__class__ is not dict and not hasattr(action, "keys"):
-            action = {_SINGLE_ACTION: action}
-        try:
-            for name, _, append in heads:
-                append(int(action[name]))
-        except (KeyError, TypeError, ValueError):
-            pass  # the action is not an element of the action space: no statistics of it
-        self.is_done = result[2]
-        if not context.is_step_complete:
-            self._pending_reward += result[1]
-            self._is_step_pending = True
-        elif self._is_step_pending:
-            self._complete_step(self._pending_reward + result[1], context.step_id - 1)
-        else:
-            self._rewards.append(result[1])
-            if self._keeps_log or self.is_step_level_observed:
-                self._observe_step(context.step_id - 1)
-        return result
-
-    def reset(self, env_reset: Callable[..., Any], **kwargs: Any) -> Any:
-        """Publish the episode so far, and begin a new one."""
-        self.publish()
-        # Steps that wrappers take during a reset are not part of the episode; events that remain at its end are.
-        self._is_resetting = True
-        try:
-            observation = env_reset(**kwargs)
-        finally:
-            self._is_resetting = False
-        self._n_taken = 0
-        self.is_done = False
-        self._step_keys.clear()
-        has_kpis = self.env.get_kpi_calculator() is not None
-        self._keeps_log = self.is_log_requested or has_kpis or bool(LogEventsWriterRegistry.writers)
-        return observation
-
-    def publish(self) -> None:
-        """Reduce the episode so far, finished or not, to episode statistics; an episode without steps has none."""
-        env_time = self._env_time()
-        if self._is_step_pending:
-            self._complete_step(self._pending_reward, env_time)
-        n_steps = len(self._rewards)
-        if n_steps == 0:
-            self.episode_stats.clear_inputs()
-            self._logs = {}
-            return
-        records = self.context.event_service.records
-        if len(records) > self._n_taken:
-            self._add_events(records[self._n_taken :], env_time)
-            self._n_taken = len(records)
-        if self._keeps_log:
-            log = self._log_without_kpis()
-            log.episode_events.extend(kpis := self._kpi_records(log))
-            for record in kpis:
-                self._event_stats.add_event(record)
-            self._event_stats.reduce()
-            if not self.context.is_copied:
-                LogEventsWriterRegistry.record_event_logs(log)
-        self.episode_stats.reduce(n_periods=n_steps)
-        self._logs = {}
-
-    def discard(self) -> None:
-        """Drop the episode so far."""
-        self._pending_reward = 0.0
-        self._is_step_pending = False
-        self._n_taken = len(self.context.event_service.records)
-        self.episode_stats.clear_inputs()
-        self._logs = {}
-
-    def event_log(self) -> EpisodeEventLog:
-        """Return the kept events of the episode so far; after its end, its KPIs are included.
-
-        The first call keeps events from the last step on, and those of all later episodes.
-        """
-        if not self._keeps_log and self._rewards and not self._is_step_pending:
-            env_time = self._env_time()
-            self._logs[env_time] = StepEventLog(env_time, EventCollection(self.reward_and_actions()))
-        self.is_log_requested = self._keeps_log = True
-        log = self._log_without_kpis()
-        if self.is_done and (self._rewards or self._is_step_pending):
-            log.episode_events.extend(self._kpi_records(log))
-        return log
-
-    def clone_from(self, other: EpisodeRecorder) -> None:
-        """Take over the statistics of the current episode of another environment's recorder."""
-        self.episode_stats.copy_inputs_from(other.episode_stats)
-        self._pending_reward = other._pending_reward
-        self._is_step_pending = other._is_step_pending
-        self._keeps_log = other._keeps_log
-        self._logs = {t: StepEventLog(t, EventCollection(log.events)) for t, log in other._logs.items()}
-        self._step_keys = list(other._step_keys)
-        self.is_done = other.is_done
-        self._n_taken = other._n_taken  # of the events in the event service, which are those of the other one
-
-    def _heads(self, step_key: Any, space: spaces.Space[Any]) -> list[_Head]:
-        """Return the discrete actions of a sub-step with the lists that collect their values."""
-        subspaces = space.spaces if isinstance(space, spaces.Dict) else {_SINGLE_ACTION: space}
-        heads: list[_Head] = []
-        for name, subspace in subspaces.items():
-            if isinstance(subspace, spaces.Discrete):
-                group = (f"substep_{step_key}", str(name))
-                values = self.episode_stats.input_values(DiscreteActionEvents.action, group=group)
-                heads.append((name, values, values.append))
-        return heads
-
-    def _complete_step(self, reward: float, env_time: int) -> None:
-        self._pending_reward = 0.0
-        self._is_step_pending = False
-        self._rewards.append(reward)
-        if self._keeps_log or self.is_step_level_observed:
-            self._observe_step(env_time)
-
-    def _observe_step(self, env_time: int) -> None:
-        records = self.reward_and_actions()
-        if self._keeps_log:
-            self._logs[env_time] = StepEventLog(env_time, EventCollection(records))
-        if self.is_step_level_observed:
-            for record in (*records, *self.context.event_service.records):
-                self.step_stats.add_event(record)
-            self.step_stats.reduce()
-
-    def reward_and_actions(self) -> list[EventRecord]:
-        """Record of the last environment step's actions and reward, made from the raw values."""
-        records: list[EventRecord] = []
-        step_keys = self._step_keys if self._only_heads is None else [self._only_key]
-        for position, step_key in enumerate(step_keys):
-            n_later = step_keys[position:].count(step_key)
-            for name, values, _ in self._heads_by_key.get(step_key, ()):
-                if len(values) >= n_later:
-                    attributes = {"substep": f"substep_{step_key}", "name": str(name), "value": values[-n_later]}
-                    records.append(EventRecord(DiscreteActionEvents, DiscreteActionEvents.action, attributes))
-        if self._is_step_pending:
-            if self.is_done:  # a wrapper ended the episode in the middle of a step
-                records.append(_reward_record(self._pending_reward))
-        elif self._rewards:
-            records.append(_reward_record(self._rewards[-1]))
-        return records
-
-    def _env_time(self) -> int:
-        """Return the environment time of the last step, or of the step in progress."""
-        step_id: int = self.context.step_id
-        return step_id - 1 if self.context.is_step_complete else step_id
-
-    def _log_without_kpis(self) -> EpisodeEventLog:
-        logs = dict(self._logs)
-        untaken = self.context.event_service.records[self._n_taken :]
-        if self._is_step_pending:
-            untaken = [*self.reward_and_actions(), *untaken]
-        if self._keeps_log and untaken:
-            # A read must not consume them: the statistics of a step are reduced once, when it is complete.
-            env_time = self._env_time()
-            known = logs[env_time].events if env_time in logs else ()
-            logs[env_time] = StepEventLog(env_time, EventCollection([*known, *untaken]))
-        log = EpisodeEventLog(self.context.episode_id)
-        log.step_event_logs = [logs[env_time] for env_time in sorted(logs)]
-        return log
-
-    def _take_events(self, records: list[EventRecord]) -> None:
-        """Take the events of a completed step before the event service drops them."""
-        if self._is_resetting:
-            return
-        n_taken, self._n_taken = self._n_taken, 0
-        if len(records) > n_taken:
-            self._add_events(records[n_taken:], max(0, self.context.step_id - 1))
-
-    def _add_events(self, new: list[EventRecord], env_time: int) -> None:
-        if self._keeps_log:
-            self._logs.setdefault(env_time, StepEventLog(env_time)).extend(new)
-        topics = self.context.event_service.topics
-        if len(topics) > 1:
-            # Rows are ordered by topic.
-            new.sort(key=lambda record: topics.get(record.interface_class, len(topics)))
-        for record in new:
-            self._event_stats.add_event(record)
-        self._event_stats.reduce()
-
-    def _kpi_records(self, log: EpisodeEventLog) -> list[EventRecord]:
-        calculator = self.env.get_kpi_calculator()
-        kpis: Any = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
-        if not isinstance(kpis, Mapping) or any(not _is_number(kpi) for kpi in kpis.values()):
-            raise EnvironmentContractError(
-                f"{type(calculator).__name__}.calculate_kpis() must return numbers by name, found {kpis!r:.200}."
-            )
-        return [EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": kpis[name]}) for name in kpis]
-
-
-def _is_number(value: Any) -> bool:
-    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
-
-
-def _reward_record(value: float) -> EventRecord:
-    return EventRecord(BaseEnvEvents, BaseEnvEvents.reward, {"value": value})
 
 
 class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
@@ -302,58 +48,154 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
     keeps_observations_and_actions = True
     records_only = True
+    # Bound methods of lists would refer to the lists of the original.
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_actor_id", "_heads_by_key", "_only_heads", "_rewards")
+    CLONED = ("_pending_reward", "_is_step_pending", "_keeps_log", "_step_keys", "_is_done", "_n_taken")
 
     def __init__(self, env: MazeEnv[Any], logging_prefix: str | None = None) -> None:
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
         self.episode_stats = LogStatsAggregator(LogStatsLevel.EPISODE, self.epoch_stats)
         if logging_prefix is not None:
             self.epoch_stats.register_consumer(get_stats_logger(logging_prefix))
-        self._recorder = EpisodeRecorder(self.episode_stats)
         self.logging_prefix = logging_prefix
+        # Statistics of single steps, calculated once they are requested.
+        self._step_stats = LogStatsAggregator(LogStatsLevel.STEP)
+        self._is_step_level_observed = False
+        self._is_log_requested = False
+        self._is_done = False
+        self._event_stats = LogStatsAggregator(LogStatsLevel.STEP, self.episode_stats)
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._is_resetting = False
+        self._keeps_log = False
+        self._logs: dict[int, StepEventLog] = {}
+        self._n_taken = 0
+        self._step_keys: list[Any] = []
         super().__init__(env)
         StatsContext.active().register_epoch(self)
 
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
-        self._recorder.bind(self.env)
+        self._actor_id = self.env.actor_id
+        self._heads_by_key: dict[Any, list[_Head]] = {}
+        for step_key, space in self.env.action_spaces_dict.items():
+            is_first = not self._heads_by_key
+            self._heads_by_key[step_key] = self._heads(step_key, space)
+            if is_first:
+                # After the actions of the first sub-step: this defines the order of rows in the log.
+                self._rewards: list[float] = self.episode_stats.input_values(BaseEnvEvents.reward)
+        is_flat = len(self._heads_by_key) == 1
+        self._only_key = next(iter(self._heads_by_key)) if is_flat else None
+        self._only_heads = self._heads_by_key[self._only_key] if is_flat else None
+        listeners = self._context.event_service.on_clear
+        if self._take_events not in listeners:
+            listeners.append(self._take_events)
 
     @override(Wrapper)
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
-        return self._recorder.step(action)  # type: ignore[no-any-return]
+        # Not in `MazeEnv.step` alone: a wrapper may answer the first sub-steps of a step without stepping it.
+        context = self._context
+        context.pre_step()
+        heads = self._only_heads
+        if heads is None:
+            step_key = self._actor_id()[0]
+            if not self._is_step_pending:
+                self._step_keys.clear()
+            self._step_keys.append(step_key)
+            heads = self._heads_by_key.get(step_key, [])
+        result: tuple[Any, Any, bool, dict[Any, Any]] = self._env_step(action)
+        if action.__class__ is not dict and not hasattr(action, "keys"):
+            action = {_SINGLE_ACTION: action}
+        try:
+            for name, _, append in heads:
+                append(int(action[name]))
+        except (KeyError, TypeError, ValueError):
+            pass  # the action is not an element of the action space: no statistics of it
+        self._is_done = result[2]
+        if not context.is_step_complete:
+            self._pending_reward += result[1]
+            self._is_step_pending = True
+        elif self._is_step_pending:
+            self._complete_step(self._pending_reward + result[1], context.step_id - 1)
+        else:
+            self._rewards.append(result[1])
+            if self._keeps_log or self._is_step_level_observed:
+                self._observe_step(context.step_id - 1)
+        return result
 
     @override(Wrapper)
     def reset(self, **kwargs: Any) -> Any:
         """Publish the statistics of the episode so far, and begin a new one."""
-        return self._recorder.reset(self._env_reset, **kwargs)
+        self.publish_episode()
+        # Steps that wrappers take during a reset are not part of the episode; events that remain at its end are.
+        self._is_resetting = True
+        try:
+            observation = self._env_reset(**kwargs)
+        finally:
+            self._is_resetting = False
+        self._n_taken = 0
+        self._is_done = False
+        self._step_keys.clear()
+        has_kpis = self.env.get_kpi_calculator() is not None
+        self._keeps_log = self._is_log_requested or has_kpis or bool(LogEventsWriterRegistry.writers)
+        return observation
 
     def publish_episode(self) -> None:
-        """Publish the statistics of the episode so far immediately; the next `reset` does not repeat them."""
-        self._recorder.publish()
+        """Publish the statistics of the episode so far immediately; the next `reset` does not repeat them.
+
+        An episode without steps has none.
+        """
+        env_time = self._env_time()
+        if self._is_step_pending:
+            self._complete_step(self._pending_reward, env_time)
+        n_steps = len(self._rewards)
+        if n_steps == 0:
+            self.episode_stats.clear_inputs()
+            self._logs = {}
+            return
+        records = self._context.event_service.records
+        if len(records) > self._n_taken:
+            self._add_events(records[self._n_taken :], env_time)
+            self._n_taken = len(records)
+        if self._keeps_log:
+            log = self._log_without_kpis()
+            log.episode_events.extend(kpis := self._kpi_records(log))
+            for record in kpis:
+                self._event_stats.add_event(record)
+            self._event_stats.reduce()
+            if not self._context.is_copied:
+                LogEventsWriterRegistry.record_event_logs(log)
+        self.episode_stats.reduce(n_periods=n_steps)
+        self._logs = {}
 
     def finish_epoch(self) -> None:
         """Write the statistics of the epoch, if there are any, including the episode that has just ended."""
-        if self._recorder.is_done:
-            self._recorder.publish()
+        if self._is_done:
+            self.publish_episode()
         if self.epoch_stats.has_received:
             self.write_epoch_stats()
 
     def discard_episode(self) -> None:
         """Drop the statistics of the episode so far; a `reset` must follow."""
-        self._recorder.discard()
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._n_taken = len(self._context.event_service.records)
+        self.episode_stats.clear_inputs()
+        self._logs = {}
 
     def close(self) -> None:
         """Publish the last episode if it is finished, and close the environment."""
-        if self._recorder.is_done:
-            self._recorder.publish()
+        if self._is_done:
+            self.publish_episode()
         self.env.close()
 
     @override(LogStatsEnv)
     def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
         """Return the aggregator of a level. Statistics of single steps are calculated after the first request."""
         if level is LogStatsLevel.STEP:
-            self._recorder.is_step_level_observed = True
-            return self._recorder.step_stats
+            self._is_step_level_observed = True
+            return self._step_stats
         return self.episode_stats if level is LogStatsLevel.EPISODE else self.epoch_stats
 
     def get_last_step_events(
@@ -363,7 +205,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
         :param query: An event's interface method, or several; `None`: all events.
         """
-        records = [*self._recorder.reward_and_actions(), *self.context.event_service.records]
+        records = [*self._reward_and_actions(), *self._context.event_service.records]
         return records if query is None else EventCollection(records).query_events(query)
 
     def get_episode_event_log(self) -> EpisodeEventLog:
@@ -372,7 +214,14 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         Events are kept if there are KPIs or event writers, otherwise from the step before the first call on.
         :meth:`reset` and :meth:`publish_episode` begin a new log.
         """
-        return self._recorder.event_log()
+        if not self._keeps_log and self._rewards and not self._is_step_pending:
+            env_time = self._env_time()
+            self._logs[env_time] = StepEventLog(env_time, EventCollection(self._reward_and_actions()))
+        self._is_log_requested = self._keeps_log = True
+        log = self._log_without_kpis()
+        if self._is_done and (self._rewards or self._is_step_pending):
+            log.episode_events.extend(self._kpi_records(log))
+        return log
 
     def render_stats(
         self,
@@ -401,4 +250,104 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     @override(Wrapper)
     def clone_from(self, env: LogStatsWrapper, future: Future = "same") -> None:
         super().clone_from(env, future)
-        self._recorder.clone_from(env._recorder)
+        self.episode_stats.copy_inputs_from(env.episode_stats)
+        self._logs = {t: StepEventLog(t, EventCollection(log.events)) for t, log in env._logs.items()}
+
+    def _heads(self, step_key: Any, space: spaces.Space[Any]) -> list[_Head]:
+        """Return the discrete actions of a sub-step with the lists that collect their values."""
+        subspaces = space.spaces if isinstance(space, spaces.Dict) else {_SINGLE_ACTION: space}
+        heads: list[_Head] = []
+        for name, subspace in subspaces.items():
+            if isinstance(subspace, spaces.Discrete):
+                group = (f"substep_{step_key}", str(name))
+                values = self.episode_stats.input_values(DiscreteActionEvents.action, group=group)
+                heads.append((name, values, values.append))
+        return heads
+
+    def _complete_step(self, reward: float, env_time: int) -> None:
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._rewards.append(reward)
+        if self._keeps_log or self._is_step_level_observed:
+            self._observe_step(env_time)
+
+    def _observe_step(self, env_time: int) -> None:
+        records = self._reward_and_actions()
+        if self._keeps_log:
+            self._logs[env_time] = StepEventLog(env_time, EventCollection(records))
+        if self._is_step_level_observed:
+            for record in (*records, *self._context.event_service.records):
+                self._step_stats.add_event(record)
+            self._step_stats.reduce()
+
+    def _reward_and_actions(self) -> list[EventRecord]:
+        """Record of the last environment step's actions and reward, made from the raw values."""
+        records: list[EventRecord] = []
+        step_keys = self._step_keys if self._only_heads is None else [self._only_key]
+        for position, step_key in enumerate(step_keys):
+            n_later = step_keys[position:].count(step_key)
+            for name, values, _ in self._heads_by_key.get(step_key, ()):
+                if len(values) >= n_later:
+                    attributes = {"substep": f"substep_{step_key}", "name": str(name), "value": values[-n_later]}
+                    records.append(EventRecord(DiscreteActionEvents, DiscreteActionEvents.action, attributes))
+        if self._is_step_pending:
+            if self._is_done:  # a wrapper ended the episode in the middle of a step
+                records.append(_reward_record(self._pending_reward))
+        elif self._rewards:
+            records.append(_reward_record(self._rewards[-1]))
+        return records
+
+    def _env_time(self) -> int:
+        """Return the environment time of the last step, or of the step in progress."""
+        step_id: int = self._context.step_id
+        return step_id - 1 if self._context.is_step_complete else step_id
+
+    def _log_without_kpis(self) -> EpisodeEventLog:
+        logs = dict(self._logs)
+        untaken = self._context.event_service.records[self._n_taken :]
+        if self._is_step_pending:
+            untaken = [*self._reward_and_actions(), *untaken]
+        if self._keeps_log and untaken:
+            # A read must not consume them: the statistics of a step are reduced once, when it is complete.
+            env_time = self._env_time()
+            known = logs[env_time].events if env_time in logs else ()
+            logs[env_time] = StepEventLog(env_time, EventCollection([*known, *untaken]))
+        log = EpisodeEventLog(self._context.episode_id)
+        log.step_event_logs = [logs[env_time] for env_time in sorted(logs)]
+        return log
+
+    def _take_events(self, records: list[EventRecord]) -> None:
+        """Take the events of a completed step before the event service drops them."""
+        if self._is_resetting:
+            return
+        n_taken, self._n_taken = self._n_taken, 0
+        if len(records) > n_taken:
+            self._add_events(records[n_taken:], max(0, self._context.step_id - 1))
+
+    def _add_events(self, new: list[EventRecord], env_time: int) -> None:
+        if self._keeps_log:
+            self._logs.setdefault(env_time, StepEventLog(env_time)).extend(new)
+        topics = self._context.event_service.topics
+        if len(topics) > 1:
+            # Rows are ordered by topic.
+            new.sort(key=lambda record: topics.get(record.interface_class, len(topics)))
+        for record in new:
+            self._event_stats.add_event(record)
+        self._event_stats.reduce()
+
+    def _kpi_records(self, log: EpisodeEventLog) -> list[EventRecord]:
+        calculator = self.env.get_kpi_calculator()
+        kpis: Any = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
+        if not isinstance(kpis, Mapping) or any(not _is_number(kpi) for kpi in kpis.values()):
+            raise EnvironmentContractError(
+                f"{type(calculator).__name__}.calculate_kpis() must return numbers by name, found {kpis!r:.200}."
+            )
+        return [EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": kpis[name]}) for name in kpis]
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
+
+
+def _reward_record(value: float) -> EventRecord:
+    return EventRecord(BaseEnvEvents, BaseEnvEvents.reward, {"value": value})

@@ -25,7 +25,7 @@ from maze.core.env.render_env_mixin import RenderEnvMixin
 from maze.core.env.space_values import action_leaves, observation_leaves, packed, unpacked
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_events.step_event_log import StepEventLog
-from maze.core.rendering.renderer import Renderer, draw_current_state
+from maze.core.rendering.renderer import Renderer, draw_current_state, show_pixels
 from maze.core.wrappers import gym_adapters
 
 
@@ -290,20 +290,17 @@ class GymRenderer(Renderer):
             raise ConfigError(
                 f"{self.env} was made without a render mode; expected `+env.render_mode=...` with one of {modes}."
             )
-        picture: Any = self.env.render()
-        if isinstance(picture, list):
-            picture = picture[-1] if picture else None
+        picture = latest_picture(self.env)
         if isinstance(picture, str):
             print(picture)
         elif isinstance(picture, np.ndarray):
-            import matplotlib.pyplot as plt
+            show_pixels(str(self.env), picture)
 
-            plt.figure(str(self.env))
-            plt.clf()
-            plt.imshow(picture)
-            plt.axis("off")
-            plt.draw()
-            plt.pause(0.01)
+
+def latest_picture(env: Any) -> Any:
+    """Let a gymnasium environment draw its state; of several pictures, return the last one."""
+    picture = env.render()
+    return next(reversed(picture), None) if isinstance(picture, list) else picture
 
 
 class GymObservationConversion(ObservationConversionInterface):

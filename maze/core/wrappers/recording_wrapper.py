@@ -21,7 +21,7 @@ from maze.core.trajectory_recording.records.action_record import ActionRecord, p
 from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
 from maze.core.utils.files import file_stem
-from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
+from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer, latest_picture
 from maze.core.wrappers.wrapper import Wrapper
 
 
@@ -38,6 +38,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     keeps_observations_and_actions = True
     records_only = True
+    CLONED = ("_next_seed", "episode_record")
 
     def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "action_records") -> None:
         self.output_dir = Path(output_dir)
@@ -71,13 +72,6 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self.episode_record = ActionRecord(self.env.get_episode_id(), self._next_seed)
         self._next_seed = None
         return observation
-
-    @override(Wrapper)
-    def clone_from(self, env: ActionRecordingWrapper, future: Future = "same") -> None:
-        """Take over the state, and the recording up to here."""
-        super().clone_from(env, future)
-        self._next_seed = env._next_seed
-        self.episode_record = None if env.episode_record is None else env.episode_record.copy()
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -183,13 +177,11 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if not self._can_draw:
             return
         try:
-            picture: Any = self._gym_env().render()
+            picture = latest_picture(self._gym_env())
         except gymnasium.error.DependencyNotInstalled as error:
             self._can_draw = False
             print(f"Episodes are recorded without pictures: {error}", flush=True)
             return
-        if isinstance(picture, list):
-            picture = picture[-1] if picture else None
         if not isinstance(picture, np.ndarray):
             raise ConfigError(f"FrameRecordingWrapper: expected {self.env!r} to render `rgb_array`, found {picture!r}.")
         self._renderer.add(env_time, picture)
@@ -231,6 +223,7 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     keeps_observations_and_actions = True
     records_only = True
+    CLONED = ("_rows", "_observation")  # observations are replaced, never written to
 
     propensities: Callable[[Sequence[SpacesRecord]], np.ndarray | None] | None = None
     """Returns the probabilities (densities) of the actions of an episode; `None`: they are unknown."""
@@ -289,12 +282,6 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
         """Write an unfinished episode, and close the environment."""
         self.publish_trajectory()
         self.env.close()
-
-    @override(Wrapper)
-    def clone_from(self, env: ParquetRecordingWrapper, future: Future = "same") -> None:
-        """Take over the state, and the recording up to here."""
-        super().clone_from(env, future)
-        self._rows, self._observation = list(env._rows), copy.deepcopy(env._observation)
 
     def _described_columns(self) -> ParquetColumns:
         env = self.env

@@ -10,7 +10,6 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.simulated_env_mixin import Future
 from maze.core.errors import CheckpointError
 from maze.core.utils.config_utils import number
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
@@ -79,6 +78,8 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
     :raises ConfigError: `gamma` is outside [0, 1], or `epsilon` negative.
     """
 
+    CLONED = (*RewardWrapper.CLONED, "_count", "_mean", "_squares", "_return", "is_frozen")
+
     def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
         self.gamma = number("ReturnNormalizationRewardWrapper.gamma", gamma, 0.0, 1.0)
         self.epsilon = number("ReturnNormalizationRewardWrapper.epsilon", epsilon, 0.0)
@@ -141,10 +142,3 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]]):
         :param state: The statistics. The return of the running episode is no part of them.
         """
         self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
-
-    @override(Wrapper)
-    def clone_from(self, env: ReturnNormalizationRewardWrapper, future: Future = "same") -> None:
-        super().clone_from(env, future)
-        self.load_statistics_state(env.statistics_state())
-        self._return = env._return
-        self.is_frozen = env.is_frozen

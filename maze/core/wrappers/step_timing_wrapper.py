@@ -88,44 +88,38 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
     TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_probes", "_layers")
 
     def __init__(self, env: MazeEnv[Any]) -> None:
-        layers: list[Any] = [env]
-        while not issubclass(type(layers[-1]), MazeEnv):
-            layers.append(layers[-1].env)
-        probe = _Probe(layers.pop())
-        while layers:
-            layer = layers.pop()
-            layer.env = probe
-            probe = _Probe(layer)
-        super().__init__(probe)  # type: ignore[arg-type]
+        super().__init__(_probed(env))
         self.timing_events = self._context.event_service.create_event_topic(StepTimingEvents)
 
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
-        probes: list[Any] = [self.env]
-        while not issubclass(type(probes[-1].env), MazeEnv):
-            probes.append(probes[-1].env.env)
-        self._probes = probes
+        self._probes: list[Any] = [self.env]
+        while not issubclass(type(self._probes[-1].env), MazeEnv):
+            self._probes.append(self._probes[-1].env.env)
         n_layers = len(self._probes)
         self._layers = [f"{n_layers - 1 - i}_{type(probe.env).__name__}" for i, probe in enumerate(self._probes)]
 
     @override(Wrapper)
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
-        for probe in self._probes:
-            probe.seconds = 0.0
-        result: tuple[Any, Any, bool, dict[Any, Any]] = self._env_step(action)
-        self._fire(self.timing_events.step_time)
-        return result
+        return self._timed(self.timing_events.step_time, self._env_step, action)  # type: ignore[no-any-return]
 
     @override(Wrapper)
     def reset(self) -> Any:
+        return self._timed(self.timing_events.reset_time, self._env_reset)
+
+    def _timed(self, event: Any, call: Any, *arguments: Any) -> Any:
         for probe in self._probes:
             probe.seconds = 0.0
-        observation = self._env_reset()
-        self._fire(self.timing_events.reset_time)
-        return observation
-
-    def _fire(self, event: Any) -> None:
+        result = call(*arguments)
         below = [*(probe.seconds for probe in self._probes[1:]), 0.0]
         for layer, probe, inner in zip(self._layers, self._probes, below, strict=True):
             event(layer=layer, value=1000.0 * max(0.0, probe.seconds - inner))
+        return result
+
+
+def _probed(env: Any) -> Any:
+    """Put a probe around each layer of an environment; return the outermost one."""
+    if not issubclass(type(env), MazeEnv):
+        env.env = _probed(env.env)
+    return _Probe(env)

@@ -140,8 +140,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if env.episode_record is not None:
             self.episode_record = StateTrajectoryRecord(env.episode_record.id, renderer=self._renderer())
             self.episode_record.extend(env.episode_record)
-            recorded = env.episode_record.action_record
-            self.episode_record.action_record = None if recorded is None else recorded.copy()
+            self.episode_record.action_record = copy.copy(env.episode_record.action_record)
         self._state, self._components, self._reward = env._state, env._components, env._reward
         self._has_actors, self._next, self._next_seed = env._has_actors, env._next, env._next_seed
         self._substeps = [copy.copy(substep) for substep in env._substeps]

@@ -53,12 +53,9 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        has_one_batch_dim = True
         for key, num_dims in self._in_dims:
             if block_input[key].dim() != num_dims:
-                has_one_batch_dim = False
-        if not has_one_batch_dim:
-            return self._fold_and_unfold(block_input)
+                return self._fold_and_unfold(block_input)
         if len(block_input) != len(self._in_dims):
             block_input = {key: block_input[key] for key in self.in_keys}
         return self.normalized_forward(block_input)

@@ -362,21 +362,17 @@ def _block(
 
 def _categories(found: Sequence[spaces.Space[Any]], n_time_dims: int) -> tuple[list[int], list[int]] | None:
     """Return number of categories and first category of each entry of an observation; `None`: it has no categories."""
-    sizes: list[np.ndarray] = []
-    starts: list[np.ndarray] = []
+    ranges: list[tuple[Any, Any]] = []
     for space in found:
         if isinstance(space, spaces.Discrete):
-            sizes.append(np.array([space.n]))
-            starts.append(np.array([space.start]))
+            ranges.append((space.n, space.start))
         elif isinstance(space, spaces.MultiDiscrete):
-            nvec, start = (space.nvec[0], space.start[0]) if n_time_dims else (space.nvec, space.start)
-            sizes.append(nvec.reshape(-1))
-            starts.append(start.reshape(-1))
+            ranges.append((space.nvec[0], space.start[0]) if n_time_dims else (space.nvec, space.start))
         elif n_time_dims and isinstance(space, spaces.Box) and space.dtype == np.int64 and len(space.shape) == 1:
-            sizes.append(np.array([space.high[0] - space.low[0] + 1]))  # a Discrete space that was stacked
-            starts.append(np.array([space.low[0]]))
+            ranges.append((space.high[0] - space.low[0] + 1, space.low[0]))  # a Discrete space that was stacked
         else:
             return None
+    sizes, starts = (list(map(np.ravel, column)) for column in zip(*ranges, strict=True))
     if len({len(size) for size in sizes}) > 1:
         return None
     first = np.min(starts, axis=0)

@@ -32,6 +32,7 @@ from maze.perception.blocks.output.linear import GaussianOutputBlock, LinearOutp
 from maze.perception.builders.base import WHERE, BaseModelBuilder, encoded_key, free_name, normalized_key, scaled_key
 from maze.perception.models import critics
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
+from maze.perception.perception_utils import flatten_spaces
 from maze.perception.weight_init import INITIALIZATIONS, Initialization
 
 _MASKS = "model.action_masks"
@@ -249,10 +250,8 @@ class TemplateModelComposer(BaseModelComposer):
             networks = {0: {"_target_": self._shared_value_net}}
         elif issubclass(composer_type, critics.BaseStateActionCriticComposer):
             if issubclass(composer_type, critics.SharedStateActionCriticComposer):
-                merged: dict[str, spaces.Space[Any]] = {}
-                for space in observed.values():
-                    merged = {**space.spaces, **merged}
-                observed, actions = {0: spaces.Dict(merged)}, {0: merged_action_space(actions)}
+                merged = spaces.Dict(flatten_spaces(space.spaces for space in observed.values()))
+                observed, actions = {0: merged}, {0: merged_action_space(actions)}
             networks = {key: {"_target_": partial(self._q_value_net, observed[key], actions[key])} for key in observed}
         return self._compose_critic(self._critic_config, self.observation_spaces_dict, networks=networks)
 

@@ -97,9 +97,8 @@ class Curriculum:
     def _env_factory(self, stage: int) -> Callable[[], Any]:
         run, arguments = self._run, self._stages[stage].env
         config = OmegaConf.merge(run.cfg.env, arguments)
-        factory: Callable[[], Any] = EnvFactory(config, run.cfg.get("wrappers") or {}, run.env_timeout)
-        if run.normalization_statistics is not None:
-            factory = make_normalized_env_factory(factory, run.normalization_statistics)
+        plain = EnvFactory(config, run.cfg.get("wrappers") or {}, run.env_timeout)
+        factory = make_normalized_env_factory(plain, run.normalization_statistics)
         env = factory()
         try:
             spaces = SpacesConfig(env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict)

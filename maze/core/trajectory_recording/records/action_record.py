@@ -42,8 +42,7 @@ class ActionRecord:
         """
         self.actions.append((actor_id, action))
 
-    def copy(self) -> ActionRecord:
-        """Return an independent copy."""
+    def __copy__(self) -> ActionRecord:
         return replace(self, actions=list(self.actions))
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
-from maze.core.env.space_values import Cast
+from maze.core.env.space_values import LEAVES, Cast
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, EnvironmentContractError, optional_package
 from maze.core.events.event_record import EventRecord
@@ -63,7 +63,6 @@ class TrajectoryWriterFile(TrajectoryWriter):
 
 PARQUET_SUFFIX = ".parquet"
 _NUMBERS = (int, float, bool, np.number, np.bool_)
-_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _FIELDS = ("observation", "action")
 _NEED = "Parquet files need pyarrow"
 # Replacements of types that few readers of Parquet support.
@@ -265,7 +264,7 @@ def _record(row: Mapping[str, Any], fields: Mapping[str, Any], keys: Mapping[str
 def _value(value: Any, part: Any, name: str) -> Any:
     """Return a cell as an array of its space."""
     array = np.asarray(value)
-    if not isinstance(part, _ARRAYS) or array.size != int(np.prod(part.shape or ())):
+    if not isinstance(part, LEAVES) or array.size != int(np.prod(part.shape or ())):
         return array  # a misfit is reported where spaces are compared
     return Cast(np.dtype(part.dtype), f"`{name}`")(array).reshape(part.shape or ())
 
@@ -289,7 +288,7 @@ def _column(name: str, values: Sequence[Any], parts: Sequence[spaces.Space[Any]]
     """Return the column of an entry: numbers, lists of numbers in C order, or texts where its spaces are not arrays."""
     import pyarrow as pa
 
-    if not all(isinstance(part, _ARRAYS) for part in parts):
+    if not all(isinstance(part, LEAVES) for part in parts):
         return pa.array([None if value is None else _text(value) for value in values], pa.string())
     dtype = np.result_type(*(part.dtype for part in parts))
     dtype, shape = _STORED.get(dtype, dtype), _shape(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -145,11 +146,9 @@ class GraphConvBlock(GraphBlock):
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
         """Build the layers in order, by name."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        n_in = self.input_features
-        for index, n_out in enumerate(self.hidden_features):
+        for index, (n_in, n_out) in enumerate(pairwise([self.input_features, *self.hidden_features])):
             layers[f"graph_conv_{index}"] = GraphConvLayer(n_in, n_out, self.bias[index])
             layers[f"{self.non_lins[index].__name__}_{index}"] = self.non_lins[index]()
-            n_in = n_out
         return layers
 
     @override(ShapeNormalizationBlock)

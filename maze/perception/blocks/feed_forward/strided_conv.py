@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -71,8 +72,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         """Return the layers in order, by name."""
         convolution: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.convolution_dimension - 1]
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        n_in = self.input_channels
-        for index, n_out in enumerate(self.hidden_channels):
+        for index, (n_in, n_out) in enumerate(pairwise([self.input_channels, *self.hidden_channels])):
             layers[f"conv_{index}"] = convolution(
                 n_in,
                 n_out,
@@ -83,7 +83,6 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
                 padding_mode=self.padding_mode,
             )
             layers[f"{self.non_lin.__name__}_{index}"] = self.non_lin()
-            n_in = n_out
         return layers
 
     def in_fastest_layout(self, images: Tensor) -> Tensor:

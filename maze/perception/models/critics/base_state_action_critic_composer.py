@@ -8,7 +8,15 @@ from typing import Any
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent import torch_state_action_critic
+from maze.core.agent.torch_state_action_critic import (
+    TorchSharedStateActionCritic,
+    TorchStateActionCritic,
+    TorchStepStateActionCritic,
+    are_all_discrete,
+    encoded_size,
+    merged_action_space,
+    q_values_key,
+)
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.perception.builders.base import build, networks_by_key, only_network
@@ -28,7 +36,7 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
     :param action_spaces_dict: Action spaces by step key.
     """
 
-    _critic: torch_state_action_critic.TorchStateActionCritic
+    _critic: TorchStateActionCritic
 
     def __init__(
         self, observation_spaces_dict: dict[str | int, spaces.Dict], action_spaces_dict: dict[str | int, spaces.Dict]
@@ -39,7 +47,7 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
 
     def _compose(
         self,
-        critic_type: type[torch_state_action_critic.TorchStateActionCritic],
+        critic_type: type[TorchStateActionCritic],
         parts: Mapping[Any, tuple[Any, str, Mapping[str, Sequence[int]], spaces.Dict]],
     ) -> None:
         """Build the critic; networks that were given have no twins, which the critic makes then.
@@ -50,17 +58,10 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
         networks: dict[Any, nn.Module] = {}
         twins: dict[Any, nn.Module] = {}
         for key, (config, where, obs_shapes, action_space) in parts.items():
-            sizes = {
-                head: (torch_state_action_critic.encoded_size(space, head),)
-                for head, space in action_space.spaces.items()
-            }
-            if torch_state_action_critic.are_all_discrete(action_space):
-                shapes: Any = {
-                    "q_value_shapes": {
-                        torch_state_action_critic.q_values_key(head): size for head, size in sizes.items()
-                    }
-                }
-                shapes["obs_shapes"] = dict(obs_shapes)
+            sizes = {head: (encoded_size(space, head),) for head, space in action_space.spaces.items()}
+            if are_all_discrete(action_space):
+                of_heads = {q_values_key(head): size for head, size in sizes.items()}
+                shapes: Any = {"obs_shapes": dict(obs_shapes), "q_value_shapes": of_heads}
             elif clash := [head for head in sizes if head in obs_shapes]:
                 raise ConfigError(
                     f"{where}: {clash} are both observations and action heads, and a state-action critic sees both. "
@@ -75,10 +76,7 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
             networks=networks,
             num_policies=len(self._action_spaces_dict),
             device="cpu",
-            only_discrete_spaces={
-                key: torch_state_action_critic.are_all_discrete(action_space)
-                for key, (*_, action_space) in parts.items()
-            },
+            only_discrete_spaces={key: are_all_discrete(action_space) for key, (*_, action_space) in parts.items()},
             action_spaces_dict=self._action_spaces_dict,
             twin_networks=twins if len(twins) == len(networks) else None,
         )
@@ -101,10 +99,8 @@ class SharedStateActionCriticComposer(BaseStateActionCriticComposer):
         super().__init__(observation_spaces_dict, action_spaces_dict)
         key, config = only_network(networks, NETWORKS)
         shapes = flatten_spaces(self._obs_shapes.values())
-        parts = {
-            key: (config, f"{NETWORKS}[0]", shapes, torch_state_action_critic.merged_action_space(action_spaces_dict))
-        }
-        self._compose(torch_state_action_critic.TorchSharedStateActionCritic, parts)
+        parts = {key: (config, f"{NETWORKS}[0]", shapes, merged_action_space(action_spaces_dict))}
+        self._compose(TorchSharedStateActionCritic, parts)
 
 
 class StepStateActionCriticComposer(BaseStateActionCriticComposer):
@@ -124,4 +120,4 @@ class StepStateActionCriticComposer(BaseStateActionCriticComposer):
         super().__init__(observation_spaces_dict, action_spaces_dict)
         configs = networks_by_key(networks, action_spaces_dict, NETWORKS)
         parts = {key: (*given, self._obs_shapes[key], action_spaces_dict[key]) for key, given in configs.items()}
-        self._compose(torch_state_action_critic.TorchStepStateActionCritic, parts)
+        self._compose(TorchStepStateActionCritic, parts)

@@ -13,7 +13,8 @@ from typing import Any
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
+from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import record_of
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
@@ -40,7 +41,7 @@ class CollectedBatch:
     """For each rollout, the number of updates that its policy had missed when the batch was made."""
 
 
-class EpisodeCollector:
+class EpisodeCollector(LogStatsEnv):
     """Base of classes that collect training episodes; keeps the epoch statistics of these episodes."""
 
     def __init__(self) -> None:
@@ -51,24 +52,11 @@ class EpisodeCollector:
         """Return the epoch statistics of all environments together."""
         return self.epoch_stats
 
-    def get_stats_value(
-        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
-    ) -> LogStatsValue:
-        """Return one value of the statistics of the last epoch.
-
-        :param event: Interface method of the event.
-        :param level: Level of the statistics; only `LogStatsLevel.EPOCH` is available.
-        :param name: Output name of the statistic.
-        :raises ValueError: Another level is requested.
-        """
+    @override(LogStatsEnv)
+    def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
         if level is not LogStatsLevel.EPOCH:
             raise ValueError(f"Distributed actors keep statistics of epochs only, not on the level {level.name}.")
-        value: LogStatsValue = self.epoch_stats.last_value(event, name)
-        return value
-
-    def write_epoch_stats(self) -> None:
-        """Pass the statistics of the epoch to the writers and start the next epoch."""
-        self.epoch_stats.reduce()
+        return self.epoch_stats
 
 
 @dataclass(eq=False)
@@ -143,10 +131,7 @@ class DistributedActors(EpisodeCollector, ABC):
         """Number of environments whose steps a batch contains."""
         return self.batch_size * self.envs_per_actor
 
-    @property
-    def n_rollout_envs(self) -> int:
-        """Same as :attr:`n_envs`."""
-        return self.n_envs
+    n_rollout_envs = n_envs
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -172,6 +157,7 @@ class DistributedActors(EpisodeCollector, ABC):
         return self._batch
 
 
+@dataclass(eq=False)
 class ActorsAhead(DistributedActors):
     """Asynchronous actors of a pool. :class:`RolloutTickets` limits how far they run ahead of the learner.
 
@@ -190,28 +176,19 @@ class ActorsAhead(DistributedActors):
     :param make_groups: Makes the groups of environments at each start; their pool has at least `n_actors` actors.
     """
 
-    def __init__(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        queue_out_of_sync_factor: float,
-        actor_env_seeds: list[int],
-        actor_agent_seeds: list[int],
-        *,
-        envs_per_actor: int = 1,
-        make_groups: Callable[[], env_groups.EnvGroups],
-    ) -> None:
-        super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
-        self._queue_size = math.ceil(queue_out_of_sync_factor * batch_size)
-        self._env_seeds = checked_seeds(actor_env_seeds, n_actors * envs_per_actor)
-        self._agent_seeds = checked_seeds(actor_agent_seeds, n_actors)
+    queue_out_of_sync_factor: float
+    actor_env_seeds: list[int]
+    actor_agent_seeds: list[int]
+    make_groups: Callable[[], env_groups.EnvGroups] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._queue_size = math.ceil(self.queue_out_of_sync_factor * self.batch_size)
+        checked_seeds(self.actor_env_seeds, self.n_actors * self.envs_per_actor)
+        checked_seeds(self.actor_agent_seeds, self.n_actors)
         self._n_starts = 0
         # Actor -> statistics that the wrappers of its environments have learned.
         self._learned: dict[int, list[Any]] = {}
-        self._make_groups = make_groups
         self._groups: env_groups.EnvGroups | None = None
 
     @override(DistributedActors)
@@ -226,10 +203,10 @@ class ActorsAhead(DistributedActors):
         self._arrived: list[tuple[int, RolloutColumns]] = []
         # Seed of the policy of each actor.
         self._seeds: list[int] = []
-        self._groups = groups = self._make_groups()
+        self._groups = groups = self.make_groups()
         groups.learned = self._learned
         self._may_join, self._begins_anew = groups.pool.n_first == self.n_actors, True
-        env_seeds = [env_groups.seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
+        env_seeds = [env_groups.seed_of_start(seed, self._n_starts - 1) for seed in self.actor_env_seeds]
         try:
             slices = env_slices(len(env_seeds), self.n_actors)
             self._spaces = groups.open(self.env_factory, slices, lambda: env_seeds, self._may_join)
@@ -300,7 +277,7 @@ class ActorsAhead(DistributedActors):
         """Seed new actors and request further rollouts."""
         n_actors = groups.pool.n_actors if self._may_join else self.n_actors
         for actor in range(len(self._seeds), n_actors):
-            seed = env_groups.seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
+            seed = env_groups.seed_of_start(self.actor_agent_seeds[actor % self.n_actors], self._n_starts - 1)
             self._seeds.append(env_groups.seed_of_start(seed, actor // self.n_actors))
             if actor >= self._tickets.n_actors:
                 self._tickets.add_actor()

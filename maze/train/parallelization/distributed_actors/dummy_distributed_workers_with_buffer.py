@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.annotations import override
@@ -21,7 +21,7 @@ from maze.train.parallelization.distributed_actors.base_distributed_workers_with
 )
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan, asynchronous_states
 from maze.train.parallelization.vector_env import structured_vector_env
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows
 from maze.train.utils.run_process import in_thread
@@ -40,6 +40,7 @@ class _Group:
     rows: RolloutRows
 
 
+@dataclass(eq=False)
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     """Collect rollouts by turns of groups of environments. The learner waits for them or starts them in advance.
 
@@ -50,22 +51,16 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     rollouts do not depend on the backend.
 
     :param args: See the base class.
-    :param make_env: Makes the vector environment of a group from a factory and the number of environments; `None`: in
-        this process.
+    :param make_env: Makes the vector environment of a group from a factory and the number of environments.
     """
 
-    _groups: list[_Group]
+    make_env: Callable[[Callable[[], Any], int], structured_vector_env.StructuredVectorEnv] = field(
+        default=in_sequence, kw_only=True
+    )
 
-    @override(BaseDistributedWorkersWithBuffer)
-    def __init__(
-        self,
-        *args: Any,
-        make_env: Callable[[Callable[[], Any], int], structured_vector_env.StructuredVectorEnv] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._make_env = make_env or (lambda env_factory, n_envs: SequentialVectorEnv([env_factory] * n_envs))
-        self._groups = []
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._groups: list[_Group] = []
         self._collecting: Future[list[TransitionRows]] | None = None
         self._turn = 0
 
@@ -75,7 +70,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             return
         size = math.gcd(self.n_workers, self.rollouts_per_iteration)
         for first in range(0, self.n_workers, size):
-            env = self._make_env(self.env_factory, size)
+            env = self.make_env(self.env_factory, size)
             (rows,) = self._prepared(env, self.env_instance_seeds[first : first + size], [size])
             generator = RolloutGenerator(env)
             self._groups.append(_Group(env, generator, generator.allocate(self.n_rollout_steps), rows))
@@ -146,21 +141,18 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             states = [structured_vector_env.begun_anew(state, state.get("problem", reason)) for state in states]
         else:
             self._turn = state_dict["turn"]
+        slices = env_slices(self.n_workers, len(self._groups))
         problems = structured_vector_env.load_joint_state(
-            env_slices(self.n_workers, len(self._groups)),
+            slices,
             {"environments": states},
             lambda states: [
                 group.generator.load_state_dict(state) for group, state in zip(self._groups, states, strict=True)
             ],
         )
         rows = state_dict.get("rows", [])
-        first = 0
-        for group in self._groups:
-            n_envs = group.columns.n_envs
-            new_episodes = [index for index in range(n_envs) if first + index in problems]
-            with_numbers = not self.replay_buffer.lacks_rows
-            group.rows.load_state(rows[first : first + n_envs], new_episodes, with_numbers)
-            first += n_envs
+        for group, envs in zip(self._groups, slices, strict=True):
+            new_episodes = [index - envs.start for index in problems if envs.start <= index < envs.stop]
+            group.rows.load_state(rows[envs], new_episodes, with_numbers=not self.replay_buffer.lacks_rows)
         return problems
 
     @override(BaseDistributedWorkersWithBuffer)

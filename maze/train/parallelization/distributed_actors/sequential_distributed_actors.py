@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.utils.update_profile import COLLECTING, timed
@@ -19,6 +19,7 @@ from maze.train.parallelization.vector_env.structured_vector_env import checked_
 from maze.train.parallelization.vector_env.vector_env_utils import ActorSpaces
 
 
+@dataclass(eq=False)
 class SequentialDistributedActors(DistributedActors):
     """Collect rollouts one after another, always with the newest policy.
 
@@ -31,20 +32,12 @@ class SequentialDistributedActors(DistributedActors):
     :param envs_per_actor: Number of environments that each actor steps together.
     """
 
-    def __init__(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        actor_env_seeds: list[int],
-        *,
-        envs_per_actor: int = 1,
-    ) -> None:
-        super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
-        self._seeds = checked_seeds(actor_env_seeds, n_actors * envs_per_actor)
-        self._acting_policy = policy
+    actor_env_seeds: list[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_seeds(self.actor_env_seeds, self.n_actors * self.envs_per_actor)
+        self._acting_policy = self.policy
         self._env: env_groups.GroupedVectorEnv | None = None
         self._n_starts = 0
         self._next_actor = 0
@@ -58,10 +51,11 @@ class SequentialDistributedActors(DistributedActors):
         if self._env is None:
             self._acting_policy = self.policy if self.policy.device == "cpu" else env_groups.copied_to_cpu(self.policy)
             self._groups = env_groups.EnvGroups(LocalPool(self.n_actors), "rollouts", in_sequence, "Actor")
-            groups = env_slices(len(self._seeds), self.n_actors)
+            seeds = [env_groups.seed_of_start(seed, self._n_starts) for seed in self.actor_env_seeds]
+            groups = env_slices(len(seeds), self.n_actors)
             self._env = env_groups.GroupedVectorEnv(self._groups, self.env_factory, groups, None)
-            self._env.seed([env_groups.seed_of_start(seed, self._n_starts) for seed in self._seeds])
-            states = states_for(self._stopped_state, len(self._seeds))  # wrappers continue from their statistics
+            self._env.seed(seeds)
+            states = states_for(self._stopped_state, len(seeds))  # wrappers continue from their statistics
             self._env.load_state_dict({"environments": [{"problem": "", "wrappers": s["wrappers"]} for s in states]})
             self._n_starts += 1
             self._next_actor, self._begins_anew = 0, True
@@ -109,7 +103,7 @@ class SequentialDistributedActors(DistributedActors):
         env = self._started()
         problems = env.load_state_dict(state_dict)
         self._begins_anew = bool(problems)
-        if "next_actor" in state_dict and len(state_dict["environments"]) == len(self._seeds):
+        if "next_actor" in state_dict and len(state_dict["environments"]) == len(self.actor_env_seeds):
             self._n_starts, self._next_actor = state_dict["n_starts"], state_dict["next_actor"]
         self._groups.call("begin_next", [()] * self.n_actors)
         return problems

@@ -376,8 +376,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.workers.replay_buffer.load_state_dict(state["replay_buffer"])
         problems = super()._load_parts(state)
         self._n_rows_seen = state["n_rows_seen"]
-        # Earlier releases counted configured steps.
-        self.n_filling_steps = state.get("n_filling_steps", self.n_env_steps - self.n_updates * self.steps_per_update())
+        self.n_filling_steps = state["n_filling_steps"]
         if state["replay_buffer"]["content"] is None:
             self._n_rows_seen = self.workers.replay_buffer.n_rows_added
             problems.insert(0, "the replay buffer was too large to be saved with every epoch, and is filled anew")

@@ -127,7 +127,7 @@ class TrainingRunner(Runner):
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         self._cfg = cfg
-        self.resumed_state = stored_training(cfg) or {}
+        self.resumed_state = stored_training(cfg)
         """State of the resumed run, while the trainer is built; empty for a new run."""
         self.maze_seeding = MazeSeeding.configured(resumed_seeds(self.resumed_state, cfg.get("seeding") or {}))
         # networks draw their initial weights from torch's global generator
@@ -516,15 +516,15 @@ class TrainingRunner(Runner):
         return workers
 
 
-def stored_training(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the state of the run to resume; `None`: a new one begins.
+def stored_training(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of the run to resume; empty: a new one begins.
 
     :param cfg: The whole configuration.
     :raises ConfigError: The state of the run is missing or cannot be read.
     """
     resume, input_dir = cfg.get("resume", False), cfg.get("input_dir")
     if not flag("resume", resume or False):
-        return None
+        return {}
     if not input_dir:
         raise ConfigError(
             "resume: true resumes the run in `input_dir`, but no input_dir is given. Name the directory of that run, "
@@ -541,15 +541,14 @@ def stored_training(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
     return state
 
 
-def resumed_seeds(resumed: Mapping[str, Any] | None, seeding: Mapping[str, Any]) -> dict[str, Any]:
+def resumed_seeds(resumed: Mapping[str, Any], seeding: Mapping[str, Any]) -> dict[str, Any]:
     """Return the seeding of a run, with the seeds of the run that it resumes.
 
-    :param resumed: The state of the resumed run; `None`: a new one begins.
+    :param resumed: The state of the resumed run; empty: a new one begins.
     :param seeding: The configured section; its seeds are the same, or `None`.
     :raises ConfigError: The configured seeds differ from those of the run.
     """
-    seeds = resumed["seeds"] if resumed else {}
-    stored = {key: int(seed) for key, seed in seeds.items() if key in SEED_KEYS}
+    stored = {key: int(seed) for key, seed in resumed.get("seeds", {}).items() if key in SEED_KEYS}
     for key, seed in stored.items():
         if seeding.get(key) not in (None, seed):
             raise ConfigError(

@@ -96,10 +96,7 @@ def set_flat_statistics(policy: TorchModel, flat: np.ndarray) -> None:
     :param policy: The policy.
     :param flat: The part of :func:`get_flat_weights` after the parameters, float32 `[n_statistics]`.
     """
-    offset = 0
-    for buffer in ObservationStatistics(policy).acting_buffers():
-        buffer.copy_(torch.from_numpy(flat[offset : offset + buffer.numel()].copy()).view(buffer.shape))
-        offset += buffer.numel()
+    _write(ObservationStatistics(policy).acting_buffers(), torch.from_numpy(flat.copy()))
 
 
 def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
@@ -115,8 +112,10 @@ def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
             f"The policy has {n_parameters} parameters to train, but was given a tensor of shape "
             f"{tuple(flat_params.shape)}."
         )
-    offset = 0
-    with torch.no_grad():
-        for parameter in trained_parameters(policy):
-            parameter.copy_(flat_params[offset : offset + parameter.numel()].view(parameter.shape))
-            offset += parameter.numel()
+    _write(trained_parameters(policy), flat_params)
+
+
+@torch.no_grad()
+def _write(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))

@@ -120,6 +120,10 @@ class ObservationNormalizationStrategy(ABC):
         """Return whether there are statistics."""
         return self._statistics is not None
 
+    def _without_samples(self, **statistics: np.ndarray) -> StatisticsType:
+        """Drop the axis of the samples, with `axis=None` all axes."""
+        return {name: each.reshape(()) if self._axis is None else each[0] for name, each in statistics.items()}
+
     def _checked_statistics(self, stats: Mapping[str, Any]) -> StatisticsType:
         missing = [name for name in self._names if name not in stats]
         if missing:
@@ -235,9 +239,7 @@ class MeanZeroStdOneObservationNormalizationStrategy(LinearNormalizationStrategy
         squares = sum(np.square(chunk - mean).sum(axis=self._axis, keepdims=True) for chunk in chunks(observations))
         std = np.sqrt(squares / n_averaged)
         std = np.where(std <= _RESOLUTION * np.abs(mean), 1.0, std)
-        if self._axis is None:
-            return {"mean": mean.reshape(()), "std": std.reshape(())}
-        return {"mean": mean[0], "std": std[0]}
+        return self._without_samples(mean=mean, std=std)
 
     @override(LinearNormalizationStrategy)
     def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:
@@ -257,9 +259,7 @@ class RangeZeroOneObservationNormalizationStrategy(LinearNormalizationStrategy):
         smallest = [chunk.min(axis=self._axis, keepdims=True) for chunk in chunks(observations)]
         largest = [chunk.max(axis=self._axis, keepdims=True) for chunk in chunks(observations)]
         low, high = np.minimum.reduce(smallest), np.maximum.reduce(largest)
-        if self._axis is None:
-            return {"min": low.reshape(()), "max": high.reshape(())}
-        return {"min": low[0], "max": high[0]}
+        return self._without_samples(min=low, max=high)
 
     @override(LinearNormalizationStrategy)
     def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.agent.policy import Policy, acting_in
+from maze.core.agent.policy import Policy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.context import check_episode_count
-from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
-from maze.core.rollout.batched_acting import EpisodesInterrupted, check_interrupt
+from maze.core.rollout.batched_acting import EpisodesInterrupted
 from maze.core.utils.config_utils import count_instances, flag, whole_number
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.train.parallelization.distributed_actors.env_groups import seed_beside
+from maze.train.parallelization.vector_env.sequential_vector_env import in_sequence
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase, SelectionCriterion, tell
@@ -53,7 +54,7 @@ class RolloutEvaluator(Evaluator):
 
     def __init__(
         self,
-        eval_env: StructuredVectorEnv | Any,
+        eval_env: StructuredVectorEnv | LogStatsWrapper,
         n_episodes: int,
         model_selection: ModelSelectionBase | None,
         deterministic: bool = False,
@@ -68,7 +69,7 @@ class RolloutEvaluator(Evaluator):
         self._n_instances = count_instances(eval_env)
         if self._n_instances:
             check_episode_count(n_episodes, self._n_instances, "rollout_evaluator.n_episodes")
-        self.eval_env = eval_env
+        self.eval_env = _vectorized(eval_env) if isinstance(eval_env, LogStatsWrapper) else eval_env
         self.n_episodes = whole_number("n_episodes", n_episodes, at_least=1)
         self.model_selection = model_selection
         self._keeps_latest = keep == "latest"
@@ -95,9 +96,6 @@ class RolloutEvaluator(Evaluator):
             tell(self.model_selection, self.criterion, self.eval_env.get_stats(LogStatsLevel.EPOCH).last_stats)
 
     def _play(self, policy: Policy) -> None:
-        if not isinstance(self.eval_env, StructuredVectorEnv):
-            self._evaluate_single(policy, self.eval_env)
-            return
         self.eval_env.clear_epoch_stats()
         n_envs = self.eval_env.n_envs
         if not self._n_instances:
@@ -110,18 +108,15 @@ class RolloutEvaluator(Evaluator):
 
     @override(Evaluator)
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"statistics": statistics_to_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH))}
-        if isinstance(self.eval_env, StructuredVectorEnv):
-            state.update(self.eval_env.state_dict(with_running=False))
-        if self._rng_state is not None:
-            state["policy_generators"] = self._rng_state
-        return state
+        statistics = statistics_to_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH))
+        generators = {} if self._rng_state is None else {"policy_generators": self._rng_state}
+        return {"statistics": statistics, **self.eval_env.state_dict(with_running=False), **generators}
 
     @override(Evaluator)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
         statistics_from_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH), state_dict.get("statistics", ()))
         self._rng_state = state_dict.get("policy_generators")
-        if "environments" not in state_dict or not isinstance(self.eval_env, StructuredVectorEnv):
+        if "environments" not in state_dict:
             return ["evaluation episodes may not be those that would have followed: their seeds are not known"]
         problems = self.eval_env.load_state_dict(state_dict)
         return [f"evaluation environment {index} starts anew: {problem}" for index, problem in problems.items()]
@@ -157,18 +152,9 @@ class RolloutEvaluator(Evaluator):
             for network in trained:
                 network.train()
 
-    def _evaluate_single(self, policy: Policy, env: Any) -> None:
-        act = acting_in(env, policy, self.deterministic)
-        for episode in range(self.n_episodes + 1):
-            if self._n_instances:
-                env.seed(episode)
-            observation = env.reset()  # publishes the statistics of the episode before
-            if episode == 0:
-                env.clear_epoch_stats()
-            done, n_steps = episode == self.n_episodes, 0
-            while not done:
-                observation, _, done, _ = env.step(act(observation, env.actor_id()))
-                n_steps += 1
-                check_interrupt()
-                if n_steps % LONG_EPISODE == 0:
-                    check_episode_ends(n_steps, "the evaluation environment")
+
+def _vectorized(env: LogStatsWrapper) -> StructuredVectorEnv:
+    """Return a vector environment of a single one; both have the same epoch statistics."""
+    vector_env = in_sequence(lambda: env, 1)
+    vector_env.epoch_stats = env.get_stats(LogStatsLevel.EPOCH)
+    return vector_env

@@ -137,8 +137,7 @@ class BestModelSelection(ModelSelectionBase):
         :param state_dict: The state. If `dump_file` does not exist, the best weights are written into it.
         """
         for name in _PROGRESS:
-            # earlier states have no score of the kept model
-            setattr(self, name, state_dict[name if name in state_dict else "best_reward"])
+            setattr(self, name, state_dict[name])
         self._best_weights = state_dict["best_weights"]
         if self.dump_file is not None and self._best_weights is not None and not self.dump_file.exists():
             _save(self.dump_file, self._best_weights)  # the directory of a run that resumes another one

@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import operator
 import re
 import statistics
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +16,7 @@ import numpy as np
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import event_definition
-from maze.core.log_stats.log_stats import LogStats, LogStatsKey
+from maze.core.log_stats.log_stats import LogStats, LogStatsKey, event_named
 from maze.core.log_stats.stats_format import name_parts, scalar_value
 from maze.core.utils.config_utils import flag
 
@@ -292,21 +290,13 @@ class StatisticSource(NamedTuple):
         return float(value is not None) if self.is_occurrence else 0.0 if value is None else value
 
     def _found(self, stats: Mapping[LogStatsKey, Any]) -> Any:
-        event = _event_method(self.event)
+        event = event_named(*self.event)
         if event is not None and not self.group:
             return stats.get(LogStatsKey(event, self.output_name, None))
         for key, value in stats.items():
             of_event = (key.event.__module__, key.event.__qualname__)
             if (of_event, key.output_name, tuple(map(str, key.group or ()))) == self[:3]:
                 return value
-        return None
-
-
-def _event_method(event: tuple[str, str]) -> Callable[..., Any] | None:
-    """Return the interface method with this module and qualified name; `None`: it is defined in a function."""
-    try:
-        return operator.attrgetter(event[1])(sys.modules[event[0]])  # type: ignore[no-any-return]
-    except (AttributeError, KeyError):
         return None
 
 

@@ -339,8 +339,7 @@ class TransitionColumns:
         self.n_added, self.all_complete = int(state["n_added"]), bool(state["all_complete"])
 
     def _arrays(self) -> Arrays:
-        named: Arrays = {"rewards": self.rewards, "terminated": self.terminated, "n_substeps": self.n_substeps}
-        named["next_row"] = self.next_row
+        named: Arrays = {name: getattr(self, name) for name in ("rewards", "terminated", "n_substeps", "next_row")}
         groups = {"next_observation": self.next_observation}
         for position in range(len(self.actors)):
             groups[f"observation_{position}"] = self.observations[position]

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, decode_stats, encode_stats
-
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_model import TorchModel
@@ -50,13 +48,6 @@ class Outcome(NamedTuple):
     n_steps: int
     observed: Moments | None = None
     """Observation statistics; `None`: they are not needed."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (encode_stats(self.stats), *self[1:])
-
-
-def _received(stats: EncodedStats, *rest: Any) -> Outcome:
-    return Outcome(decode_stats(stats), *rest)
 
 
 class EpisodeSeeds:
@@ -138,10 +129,8 @@ class RolloutSchedule:
             return episode
         pair = self._n_pairs
         self._n_pairs += 1
-        noise_index, env_seed = (
-            self._seeds.noise_index(self._update, pair),
-            self._seeds.env_seed(self._update, _TRAINING, pair),
-        )
+        env_seed = self._seeds.env_seed(self._update, _TRAINING, pair)
+        noise_index = self._seeds.noise_index(self._update, pair)
         episode = Episode(self._n_evaluations + 2 * pair, noise_index, 1, env_seed)
         self._mirrored = episode._replace(number=episode.number + 1, sign=-1)
         return episode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
 from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
 
@@ -18,6 +17,10 @@ class Adam(Optimizer):
     :param epsilon: Added to the root of the mean square.
     """
 
+    moments = ("m", "v")
+    m: np.ndarray
+    v: np.ndarray
+
     def __init__(self, step_size: float, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-08) -> None:
         super().__init__()
         self.step_size = step_size
@@ -26,19 +29,9 @@ class Adam(Optimizer):
         self.epsilon = epsilon
 
     @override(Optimizer)
-    def setup(self, policy: TorchModel) -> None:
-        super().setup(policy)
-        self.m = np.zeros(self.dim, np.float32)
-        self.v = np.zeros(self.dim, np.float32)
-
-    @override(Optimizer)
     def _compute_step(self, gradient: np.ndarray) -> np.ndarray:
         self.m += (1.0 - self.beta1) * (gradient - self.m)
         self.v += (1.0 - self.beta2) * (gradient * gradient - self.v)
         # the bias corrections of both moments in one factor (section 2 of the paper)
         rate = self.step_size * np.sqrt(1.0 - self.beta2**self.t) / (1.0 - self.beta1**self.t)
         return np.asarray(-rate * self.m / (np.sqrt(self.v) + self.epsilon))
-
-    @override(Optimizer)
-    def _moments(self) -> dict[str, np.ndarray]:
-        return {"m": self.m, "v": self.v}

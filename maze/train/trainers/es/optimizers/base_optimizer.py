@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from maze.train.trainers.es.es_utils import get_flat_parameters, n_trained_param
 
 class Optimizer(ABC):
     """Gradient descent with gradients from outside torch. :meth:`setup` has to be called before :meth:`update`."""
+
+    moments: ClassVar[tuple[str, ...]] = ()
+    """Attributes with moving averages, float32 `[dim]`: zero after :meth:`setup`, and part of the state."""
 
     def __init__(self) -> None:
         self.dim = 0
@@ -32,6 +35,8 @@ class Optimizer(ABC):
         self.policy = policy
         self.dim = n_trained_parameters(policy)
         self.t = 0
+        for name in self.moments:
+            setattr(self, name, np.zeros(self.dim, np.float32))
 
     def update(self, global_gradient: np.ndarray) -> float:
         """Update the parameters of the policy.
@@ -56,7 +61,7 @@ class Optimizer(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state, as tensors and numbers."""
-        return {"t": self.t, **{name: torch.from_numpy(value.copy()) for name, value in self._moments().items()}}
+        return {"t": self.t, **{name: torch.from_numpy(getattr(self, name).copy()) for name in self.moments}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state from :meth:`state_dict`.
@@ -64,8 +69,7 @@ class Optimizer(ABC):
         :param state_dict: The state, which is copied. :meth:`setup` has to be called before.
         :raises CheckpointError: It is the state of another optimizer or model.
         """
-        moments = self._moments()
-        expected = {name: value.shape for name, value in moments.items()}
+        expected = dict.fromkeys(self.moments, (self.dim,))
         found = {name: tuple(value.shape) for name, value in state_dict.items() if name != "t"}
         if found != expected:
             raise CheckpointError(
@@ -73,9 +77,5 @@ class Optimizer(ABC):
                 "of the saved run."
             )
         self.t = int(state_dict["t"])
-        for name, value in moments.items():
-            value[:] = state_dict[name].numpy()
-
-    def _moments(self) -> dict[str, np.ndarray]:
-        """Return the moment arrays `[dim]` of the optimizer."""
-        return {}
+        for name in self.moments:
+            setattr(self, name, state_dict[name].numpy().copy())

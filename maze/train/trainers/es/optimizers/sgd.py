@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
 from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
 
@@ -16,21 +15,15 @@ class SGD(Optimizer):
     :param momentum: Decay of the average; 0: plain gradient descent.
     """
 
+    moments = ("v",)
+    v: np.ndarray
+
     def __init__(self, step_size: float, momentum: float = 0.9) -> None:
         super().__init__()
         self.step_size = step_size
         self.momentum = momentum
 
     @override(Optimizer)
-    def setup(self, policy: TorchModel) -> None:
-        super().setup(policy)
-        self.v = np.zeros(self.dim, np.float32)
-
-    @override(Optimizer)
     def _compute_step(self, gradient: np.ndarray) -> np.ndarray:
         self.v += (1.0 - self.momentum) * (gradient - self.v)
         return np.asarray(-self.step_size * self.v)
-
-    @override(Optimizer)
-    def _moments(self) -> dict[str, np.ndarray]:
-        return {"v": self.v}
