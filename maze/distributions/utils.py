@@ -100,9 +100,7 @@ def box_logits_shape(action_space: Any, distribution: type[Any], is_bounded: boo
 def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the two halves of the logits, each `[..., *action_space.shape]`."""
     first, second = logits.chunk(2, dim=-1)
-    if not action_space.shape:
-        return first.squeeze(-1), second.squeeze(-1)
-    return first, second
+    return (first, second) if action_space.shape else (first.squeeze(-1), second.squeeze(-1))
 
 
 def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:

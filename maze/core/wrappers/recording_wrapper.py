@@ -101,9 +101,7 @@ def with_frames(env: Any, every_k_steps: int = 1) -> Any:
     :param env: A Maze environment.
     :param every_k_steps: Record a frame only every so many environment steps.
     """
-    if not draws_frames_only(env):
-        return env
-    return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps)
+    return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps) if draws_frames_only(env) else env
 
 
 def can_be_drawn(env: Any) -> bool:
