@@ -100,14 +100,11 @@ class ConfigurationLoader:
         :raises ConfigError: Something is unknown, contradictory or of the wrong type.
         """
         axes = list(self._axes())
+        varied = {name for name, options in axes if len(options) > 1}
         with hydra_session():
             self.runs = []
             for number, choices in enumerate(itertools.product(*(options for _, options in axes))):
-                swept = {
-                    name: choice.value
-                    for (name, options), choice in zip(axes, choices, strict=True)
-                    if len(options) > 1
-                }
+                swept = {name: choice.value for (name, _), choice in zip(axes, choices, strict=True) if name in varied}
                 self.runs.append(self._load_run(number, list(choices), swept))
 
     @property

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from maze.api.training_run import TrainingRun
 from maze.api.utils import check_names
@@ -26,11 +26,10 @@ from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.context import ordered_seeds
 from maze.core.errors import ConfigError, MazeError, first_line
-from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.config_utils import duration, value_text, whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, locate, plain_container
 from maze.core.utils.stored_config import is_own_package
-from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.time_limit_wrapper import time_limited
 from maze.evaluation import runners
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, comparison_page, intervals_figure
 from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes, require_measures
@@ -629,9 +628,8 @@ class ImproveRunner(runners.EvaluationRunner):
         :param later: Share of the budget that is left for what follows, besides the confirmation.
         """
         start = time.monotonic()
-        of_episodes = max(
-            _OVERRUN * self._common * self._rungs[0].evaluation.seconds_of_episode, _EPISODES_SHARE * self._budget_s
-        )
+        of_heuristic = self._common * self._rungs[0].evaluation.seconds_of_episode
+        of_episodes = max(_OVERRUN * of_heuristic, _EPISODES_SHARE * self._budget_s)
         seconds = self._left() - self._reserved(later) - of_episodes
         if seconds < _LEAST_TRAINING:
             raise BudgetSpentError("no time is left for a training run; set a larger budget.")
@@ -642,12 +640,7 @@ class ImproveRunner(runners.EvaluationRunner):
         with make(algorithm=algorithm, overrides=settings, run_dir=str(directory), silent=True) as context:
             train_for(context, seconds, by_steps=algorithm == PPO)
             policy, made = context.policy, context.env_factory
-
-        def make_env() -> Any:
-            if not self.max_episode_steps:
-                return made()
-            return TimeLimitWrapper.wrap(made(), max_episode_steps=self.max_episode_steps)
-
+        make_env = partial(time_limited, made, self.max_episode_steps) if self.max_episode_steps else made
         # What was trained is evaluated, even if training has exceeded its time.
         most = max(self._left() - self._reserved(later), _OVERRUN * of_episodes)
         played = self._played(algorithm, make_env(), policy, most, self._common_seeds)
@@ -846,11 +839,7 @@ def improve(
     runner = ImproveRunner(policy=policy, budget=budget_s, context=context, **settings)
     run.prepare()
     assert run.run_dir is not None
-    directory = claim_directory(run.run_dir / DIRECTORY).path
-    cfg = OmegaConf.create({"env": run.env_factory, "seeding": run.cfg.get("seeding")}, flags={"allow_objects": True})
-    with run.inside(directory, StatsContext()):
-        runner.setup(cfg)
-        runner.run()
+    run.run_in_environment(runner, claim_directory(run.run_dir / DIRECTORY).path)
     assert runner.improvement is not None
     return runner.improvement
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +122,7 @@ def _launch(
     with read_write(master.hydra), open_dict(master.hydra):
         master.hydra.sweep.dir = str(base)
         master.hydra.hydra_logging = {"version": 1, "root": None}  # the process keeps its own
-    job = Job([run.loaded for run in runs], runs[0].project, runs[0].silent, n_epochs, dict(train_kwargs))
+    job = partial(_train_job, [run.loaded for run in runs], runs[0].project, runs[0].silent, n_epochs, train_kwargs)
     with hydra_session():
         context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
         if launcher is None:
@@ -141,24 +143,14 @@ def _launch(
     return first_error
 
 
-@dataclasses.dataclass
-class Job:
-    """The task of a launcher, possibly in another process: the run with Hydra's job number.
+def _train_job(
+    runs: Sequence[LoadedRun], project: Path, silent: bool, n_epochs: int | None, kwargs: Mapping[str, Any], cfg: Any
+) -> RunResult:
+    """Train the run with Hydra's job number, possibly in another process, as the task of a launcher.
 
     The configuration that Hydra composes there is not used: it lacks the inserted objects.
     """
-
-    runs: list[LoadedRun]
-    project: Path
-    silent: bool
-    n_epochs: int | None
-    train_kwargs: dict[str, Any]
-
-    def __call__(self, cfg: DictConfig) -> RunResult:
-        loaded = self.runs[int(HydraConfig.get().job.num)]
-        run = TrainingRun(loaded, self.project, keeps_directory=True, silent=self.silent)
-        try:
-            run.train(self.n_epochs, **self.train_kwargs)
-            return run.result
-        finally:
-            run.close()
+    run = TrainingRun(runs[int(HydraConfig.get().job.num)], project, keeps_directory=True, silent=silent)
+    with closing(run):
+        run.train(n_epochs, **kwargs)
+        return run.result

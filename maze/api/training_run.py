@@ -368,17 +368,23 @@ class TrainingRun:
         players: dict[str | type, Any] = dict(policies.items())
         players |= zip(own, (RandomPolicy(env.action_spaces_dict), self.policy), strict=True)
         env.close()
-        runner = ComparisonRunner(
-            players, n_episodes, deterministic=deterministic, minimize=minimize, maximize=maximize
-        )
-        seeding = self.cfg.get("seeding")
+        runner = ComparisonRunner(players, n_episodes, minimize, maximize, deterministic=deterministic)
         directory = self.run_dir / COMPARISON_DIR
         directory.mkdir(exist_ok=True)
-        with self.inside(directory, log_stats.StatsContext()):
-            runner.setup(OmegaConf.create({"env": self.env_factory, "seeding": seeding}, flags={"allow_objects": True}))
-            runner.run()
+        self.run_in_environment(runner, directory)
         assert runner.comparison is not None
         return runner.comparison
+
+    def run_in_environment(self, runner: Runner, directory: Path) -> None:
+        """Run another runner with the environment and the seeds of the run.
+
+        :param runner: A runner that evaluates policies.
+        :param directory: Working directory.
+        """
+        parts = {"env": self.env_factory, "seeding": self.cfg.get("seeding")}
+        with self.inside(directory, log_stats.StatsContext()):
+            runner.setup(OmegaConf.create(parts, flags={"allow_objects": True}))
+            runner.run()
 
     @contextmanager
     def inside(self, directory: Path, stats: log_stats.StatsContext) -> Iterator[None]:

@@ -195,10 +195,8 @@ def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) ->
         for pattern in (_FIRST_OF_PATH, *((_NAME,) if _NAMES_PACKAGES.match(argument) else ()))
         for name in pattern.findall(argument.partition("=")[2])
     )
-    lies_here = (
-        (project / f"{name}.py").is_file() or (project / name / "__init__.py").is_file() for name in (*trusted, *named)
-    )
-    if not any(lies_here):
+    files = (project / file for name in (*trusted, *named) for file in (f"{name}.py", f"{name}/__init__.py"))
+    if not any(map(Path.is_file, files)):
         yield
         return
     sys.path.append(str(project))  # last: installed packages take precedence

@@ -120,9 +120,8 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
             job_return: JobReturn = cloudpickle.loads(connection.recv_bytes())
         except (EOFError, OSError):
             process.join()
-            job_return = lost_job(
-                f"The process of the job (pid {process.pid}) {exit_text(process.exitcode)} before the job ended."
-            )
+            end_text = exit_text(process.exitcode)
+            job_return = lost_job(f"The process of the job (pid {process.pid}) {end_text} before the job ended.")
         connection.close()
         end(process, GRACE_PERIOD)  # the job's own threads may delay its end; its result has arrived
         return job_return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,8 @@ def _model_for(cfg: DictConfig, model: Any, run: stored_config.StoredRun) -> Any
         return model
     distributions = model.get("distribution_mapper_config")
     if before is not None and isinstance(distributions, list):
-        model = {
-            **model,
-            "distribution_mapper_config": [entry for entry in distributions if entry not in before.distributions],
-        }
+        kept = [entry for entry in distributions if entry not in before.distributions]
+        model = {**model, "distribution_mapper_config": kept}
     if before is None or after is None or before.critic != after.critic:
         model = {**model, "critic": _plain(cfg, "model.critic")}
     return model
@@ -146,31 +144,15 @@ def packages_trusted_by(cfg: DictConfig | None) -> list[str]:
 
     :param cfg: The command's configuration, if any.
     """
-    named = [] if cfg is None else [*(cfg.get("trusted_packages") or ()), *_packages_named_in(cfg)]
+    named: list[str] = []
+    if cfg is not None:  # the code of the user's packages that the command names is executed anyway
+        plain = OmegaConf.to_container(cfg, resolve=False)
+        named = [*(cfg.get("trusted_packages") or ()), *stored_config.own_packages(plain)]
     if not HydraConfig.initialized():
         return named
     runtime = HydraConfig.get().runtime
     configured = [str(source.path).partition(".")[0] for source in runtime.config_sources if source.schema == "pkg"]
     return [*named, *configured, *stored_config.remembered(Path(runtime.cwd))]
-
-
-def _packages_named_in(cfg: DictConfig) -> list[str]:
-    """Return the user's packages whose classes and functions the command names: their code is executed anyway."""
-    targets = targets_in(OmegaConf.to_container(cfg, resolve=False))
-    return [
-        package for package in {target.partition(".")[0] for target in targets} if stored_config.is_own_package(package)
-    ]
-
-
-def targets_in(node: Any) -> Iterator[str]:
-    """Yield the names of classes and functions in a configuration of plain containers, at any depth."""
-    if isinstance(node, dict):
-        if isinstance(node.get(TARGET_KEY), str):
-            yield node[TARGET_KEY]
-        node = list(node.values())
-    if isinstance(node, list):
-        for entry in node:
-            yield from targets_in(entry)
 
 
 def _plain(cfg: Any, key: str) -> Any:
@@ -206,8 +188,7 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
         cfg.data = str(project / cfg.data)
     if is_gate(cfg):
         _complete_gate(cfg, project, overrides)
-    policies = _plain(cfg, "policies")
-    policies = [] if policies is None else policies
+    policies = _plain(cfg, "policies") or []
     if not isinstance(policies, (list, dict)):
         raise UsageError(f"policies: expected a list, or a mapping from names to policies, found {policies!r}.")
     completed: dict[str, Any] = {}
@@ -469,28 +450,23 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
         data /= TRAJECTORY_DIR
     if not (data.is_file() or any(data.glob("*.pkl"))):
         raise UsageError(f"trajectory_data: there are no trajectories (*.pkl) at {data}.")
-    run = next(
-        (place for place in (data.parent, data.parent.parent) if (place / stored_config.STORED_CONFIG).is_file()), None
-    )
+    run = next((place for place in data.parents[:2] if (place / stored_config.STORED_CONFIG).is_file()), None)
     named = sections_named_by(overrides)
-    recorded = {} if run is None else stored_config.read_plain_yaml(run / CONFIG_FILE)
     has_what_if = cfg.what_if.step is not None
     plays_on_itself = has_what_if and cfg.what_if.policy is None
     wanted = [section for section in ("env", "wrappers", "seeding") if section not in named]
-    stored = (
-        {}
-        if run is None
-        else stored_config.StoredRun(run, packages_trusted_by(cfg)).sections([*wanted, *["policy"] * plays_on_itself])
-    )
+    wanted += ["policy"] * plays_on_itself
+    recorded, stored = dict[str, Any](), dict[str, Any]()
+    if run is not None:
+        recorded = stored_config.read_plain_yaml(run / CONFIG_FILE)
+        stored = stored_config.StoredRun(run, packages_trusted_by(cfg)).sections(wanted)
     runner = recorded.get("runner") or {}
     with open_dict(cfg):
         cfg.trajectory_data = str(data)
         if run is None and "env" not in named:
             cfg.env = None
-        for section in ("env", "wrappers"):
-            if section in stored:
-                is_env = section == "env"
-                cfg[section] = _changed_env(stored[section], cfg, overrides) if is_env else stored[section]
+        cfg.env = _changed_env(stored.get("env"), cfg, overrides)
+        cfg.wrappers = stored.get("wrappers", cfg.get("wrappers"))
         if "seeding" in wanted and recorded.get("seeding"):
             cfg.seeding = recorded["seeding"]
         own = cfg.runner

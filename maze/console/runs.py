@@ -117,11 +117,13 @@ class RunConsole(LogStatsWriter):
         if now >= self._next:
             if progressed.epoch:
                 self._next = now + self.interval
-            self._show()
+            self.finish()
 
     def finish(self) -> None:
-        """Show the last epoch if it has not been shown yet, at the end of the run."""
-        self._show()
+        """Show the last epoch if it has not been shown yet, as at the end of the run."""
+        progressed, self._waiting = self._waiting, None
+        if progressed is not None and self.verbose != QUIET:
+            print_text("\n".join(self.table(progressed)))
 
     def cells(self) -> dict[str, dict[str, str]]:
         """Return the figures of each row by prefix, such as `train`; `-` where the prefix has no such statistic."""
@@ -179,12 +181,6 @@ class RunConsole(LogStatsWriter):
         learning += ["learning_rate"] if "learning_rate" in events else []
         named = [rows[label] for label in _NAMED_ROWS if label in rows]
         return [*named, *kpis, *(rows[event] for event in learning)]
-
-    def _show(self) -> None:
-        progressed, self._waiting = self._waiting, None
-        if progressed is None or self.verbose == QUIET:
-            return
-        print_text("\n".join(self.table(progressed)))
 
 
 def active_console() -> RunConsole | None:

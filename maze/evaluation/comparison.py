@@ -309,10 +309,13 @@ def _measures(comparison: Comparison) -> Iterator[str]:
 
 
 def _row(row: ComparedMeasure) -> list[Cell]:
-    cells: list[Cell] = [row.policy]
-    for estimate in (row.mean, row.interquartile_mean, row.difference, row.improvement):
-        cells += [None, ""] if estimate is None else [estimate.value, _range_text(estimate)]
-    return cells
+    return [row.policy, *_estimate_cells(row.mean, row.interquartile_mean, row.difference, row.improvement)]
+
+
+def _estimate_cells(*estimates: Estimate | None) -> Iterator[Cell]:
+    """Yield the value and the interval of each estimate; empty cells for `None`."""
+    for estimate in estimates:
+        yield from (None, "") if estimate is None else (estimate.value, _range_text(estimate))
 
 
 def _range_text(estimate: Estimate) -> str:
@@ -458,10 +461,7 @@ class TailComparison:
 
 
 def _tail_cells(row: TailRow) -> list[Cell]:
-    cells: list[Cell] = [f"{row.level:g}", row.policy]
-    for estimate in (row.quantile, row.cvar, row.difference):
-        cells += [None, ""] if estimate is None else [estimate.value, _range_text(estimate)]
-    return cells
+    return [f"{row.level:g}", row.policy, *_estimate_cells(row.quantile, row.cvar, row.difference)]
 
 
 def _cell_text(cell: Cell) -> str:
@@ -501,9 +501,8 @@ class ContextComparison:
         of_reference = comparison.played[0].measures
         self.names = [name.removeprefix(f"{CONTEXT}/") for name in of_reference if name.startswith(f"{CONTEXT}/")]
         """Names of the parameters."""
-        columns = np.zeros((len(self.names), comparison.n_episodes))
-        for index, name in enumerate(self.names):
-            columns[index] = of_reference[f"{CONTEXT}/{name}"][0]
+        columns = np.array([of_reference[f"{CONTEXT}/{name}"][0] for name in self.names])
+        columns = columns.reshape(-1, comparison.n_episodes)  # also without any
         contexts, self._context_of = np.unique(columns, axis=1, return_inverse=True)
         self._labels = [
             tuple(self._label(name, value, texts or {}) for name, value in zip(self.names, values, strict=True))

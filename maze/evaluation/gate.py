@@ -283,22 +283,26 @@ class Gate:
         if threshold.limit is not None:
             sign = 1.0 if threshold.goal == MORE else -1.0
             bounds = None if threshold.range is None else _range_of([sign * end for end in threshold.range])
-            mean = estimates.Estimate.of(
-                estimates.mean_interval(sign * self.candidate.measures[measure], bounds=bounds)
-            )
-            keeps_limit = _result(mean, sign * threshold.limit - rounding)
+            found = estimates.mean_interval(sign * self.candidate.measures[measure], bounds=bounds)
+            keeps_limit = _result(estimates.Estimate.of(found), sign * threshold.limit - rounding)
         return Judged(*facts, threshold.tolerated(baseline.mean.value), reserve, result, keeps_limit)
 
     def _reserve(self, measure: str, threshold: Threshold) -> estimates.Estimate:
         """Estimate the reserve."""
         ours, theirs = self.candidate.measures[measure], self.baseline.measures[measure]
-        sign = 1.0 if threshold.goal == MORE else -1.0
+        sign, ends = 1.0 if threshold.goal == MORE else -1.0, threshold.range or ()
+
+        def oriented(their_factor: float) -> estimates.Estimate:
+            """Estimate the difference from a multiple of the baseline, in the direction of the goal."""
+            differences = [sign * our - their_factor * their for our in ends for their in ends]
+            bounds = _range_of(differences) if differences else None
+            return estimates.Estimate.of(estimates.mean_interval(sign * ours, their_factor * theirs, bounds))
+
         share = 0.0 if threshold.absolute_margin is not None else threshold.margin * math.copysign(1.0, theirs.mean())
-        found = estimates.Estimate.of(_oriented(ours, theirs, sign, sign - share, threshold.range))
+        found = oriented(sign - share)
         if share and threshold.margin > 0:
             # A relative margin is never negative, even if the mean is uncertain.
-            no_worse = estimates.Estimate.of(_oriented(ours, theirs, sign, sign, threshold.range))
-            found = found._replace(low=max(found.low, no_worse.low))
+            found = found.at_least(oriented(sign).low)
         return estimates.Estimate(*(end + (threshold.absolute_margin or 0.0) for end in found))
 
     # -- reports ----------------------------------------------------------------------------------------------------
@@ -363,20 +367,6 @@ HOW_IT_IS_JUDGED = (
     "interval is not negative; it is worse if the whole interval is negative, and undecided otherwise. All measures "
     "have to pass."
 )
-
-
-def _oriented(
-    ours: estimates.Values,
-    theirs: estimates.Values,
-    factor: float,
-    their_factor: float,
-    bounds: estimates.Bounds | None,
-) -> estimates.Interval:
-    """Estimate the difference of two multiples."""
-    known = None
-    if bounds is not None:
-        known = _range_of([factor * our_end - their_factor * end for our_end in bounds for end in bounds])
-    return estimates.mean_interval(factor * ours, their_factor * theirs, known)
 
 
 def _range_of(ends: Sequence[float]) -> estimates.Bounds:

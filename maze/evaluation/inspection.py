@@ -161,14 +161,11 @@ def _gradients(
     }
     with policy.remembering(env, actor):
         output = policy.compute_substep_policy_output(tensors, actor)
-    taken = {
-        name: torch.as_tensor(np.asarray(value)[np.newaxis], device=policy.device) for name, value in action.items()
-    }
+    taken = {name: torch.as_tensor(value, device=policy.device) for name, value in _batch(action).items()}
     distributions: Mapping[str, Any] = output.prob_dist.distribution_dict
     try:
-        gradients: Any = torch.autograd.grad(
-            output.prob_dist.joint_log_prob(taken).sum(), list(tensors.values()), allow_unused=True
-        )
+        log_prob = output.prob_dist.joint_log_prob(taken).sum()
+        gradients: Any = torch.autograd.grad(log_prob, list(tensors.values()), allow_unused=True)
     except (RuntimeError, ValueError, NotImplementedError):  # a distribution without a density
         return {}, distributions
     found = dict(zip(tensors, gradients, strict=True))
@@ -252,9 +249,7 @@ def _alternative(
         answer = act(observation, actor)
     except Exception as error:  # a policy that needs other wrappers or another state
         return {"name": name, "differs": False, "action": f"no action: {type(error).__name__}: {error}"[:200]}
-    differs = any(
-        not np.allclose(answer[head], action[head], rtol=1e-3, atol=1e-6) for head in action if head in answer
-    )
+    differs = any(not np.allclose(answer[head], action[head], rtol=1e-3, atol=1e-6) for head in action.keys() & answer)
     taken = {head: _list(np.asarray(value).reshape(-1)) for head, value in answer.items()}
     text = ", ".join(f"{head}: {', '.join(map(str, values))}" for head, values in taken.items())
     return {"name": name, "differs": bool(differs), "action": text}

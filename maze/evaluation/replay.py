@@ -194,14 +194,12 @@ class WhatIf:
         futures = self.recorded, self.other
         ahead = [float(np.sum(_recorded_rewards(future)[self.step :])) for future in futures]
         rows.insert(1, (f"return from step {self.step} on", ahead[0], ahead[1]))
-        counts = [
+        before, after = (
             Counter(event.qualified_name for record in _taken(future)[self.step :] for event in _events(record))
             for future in futures
-        ]
-        names = sorted({*counts[0], *counts[1]})
-        return rows + [
-            (f"from step {self.step} on: {name}", float(counts[0][name]), float(counts[1][name])) for name in names
-        ]
+        )
+        names = sorted({*before, *after})
+        return rows + [(f"from step {self.step} on: {name}", float(before[name]), float(after[name])) for name in names]
 
     def text(self) -> str:
         """Return the summary for the console."""
@@ -286,9 +284,8 @@ def what_if(
         return player.recorded_action(position, observation, actor) if act is None else own
 
     other = player.play(decide)
-    change = ", then ".join(
-        [*taken, "the recorded actions" if policy is None else marked(type(policy).__name__, policy)]
-    )
+    following = "the recorded actions" if policy is None else marked(type(policy).__name__, policy)
+    change = ", then ".join([*taken, following])
     return WhatIf(recorded.record, other.record, step, substep, change, (recorded.measures, other.measures))
 
 
@@ -393,11 +390,10 @@ def _difference(expected: StateTrajectoryRecord, found: StateTrajectoryRecord) -
     """Describe the first difference between two recordings of an episode."""
     pairs = enumerate(zip(expected.step_records, found.step_records, strict=False))
     for step, (one, other) in pairs:
-        if len(one.by_substep()) != len(other.by_substep()):
-            return (
-                f"in step {step} there are {len(other.by_substep())} sub-steps, {len(one.by_substep())} were recorded"
-            )
-        for before, after in zip(one.by_substep(), other.by_substep(), strict=True):
+        old, new = one.by_substep(), other.by_substep()
+        if len(old) != len(new):
+            return f"in step {step} there are {len(new)} sub-steps, {len(old)} were recorded"
+        for before, after in zip(old, new, strict=True):
             for name in ("actor_id", "maze_state", "maze_action", "reward", "done"):
                 recorded, now = getattr(before, name), getattr(after, name)
                 if not same(recorded, now):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -56,12 +57,10 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         self.render_mode = render_mode if inner is None or render_mode is not None else inner.render_mode
         self._mask: np.ndarray | None = None
         self._mask_name: str | None = None
-        with_heads: Any = env
-        while not isinstance(with_heads.action_space, gymnasium.spaces.Dict):
-            with_heads = with_heads.env
+        (heads,) = dict_spaces(env, "action_spaces_dict").values()
         observed: Any = env.observation_space
-        if isinstance(observed, gymnasium.spaces.Dict) and len(with_heads.action_space.spaces) == 1:
-            self._mask_name = next(iter(mask_heads(observed, with_heads.action_space)), None)
+        if isinstance(observed, gymnasium.spaces.Dict) and len(heads.spaces) == 1:
+            self._mask_name = next(iter(mask_heads(observed, heads)), None)
         if self._mask_name is not None:
             self.action_masks = self._action_masks
             """Interface of sb3-contrib: bool `[n_actions]`, which actions are valid; only set if there is a mask."""
@@ -116,6 +115,17 @@ def to_gymnasium(env: MazeEnv[Any], render_mode: str | None = None) -> MazeGymna
     :param render_mode: How `render` draws.
     """
     return MazeGymnasiumEnv(env, render_mode)
+
+
+def dict_spaces(env: Any, name: str) -> Mapping[Any, Any]:
+    """Return the spaces of an environment by step key, inside of wrappers that remove dictionaries.
+
+    :param env: The environment.
+    :param name: `observation_spaces_dict` or `action_spaces_dict`.
+    """
+    while not all(isinstance(space, gymnasium.spaces.Dict) for space in getattr(env, name).values()):
+        env = env.env
+    return getattr(env, name)  # type: ignore[no-any-return]  # environments of any type
 
 
 def mask_heads(observation_space: gymnasium.spaces.Dict, action_space: gymnasium.spaces.Dict) -> dict[str, str]:

@@ -335,10 +335,9 @@ class AgentReturns(KpiCalculator):
     def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
         kpis: dict[str, float] = {}
         for record in episode_event_log.query_events(AgentEvents.agent_return):
-            agent, value, is_against_random = (
-                record.attributes[name] for name in ("agent", "value", "is_against_random")
-            )
-            kpis["return_against_random" if is_against_random else f"return_{agent}"] = float(value)
+            given = record.attributes
+            name = "return_against_random" if given["is_against_random"] else f"return_{given['agent']}"
+            kpis[name] = float(given["value"])
         return kpis if len(kpis) <= _MOST_RETURNS else {}
 
 

@@ -16,7 +16,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.wrappers.gym_adapters import ACTION_MASK
-from maze.interop.gymnasium_export import RENDER_MODES, discrete_keys, drawn, mask_heads, with_numbers
+from maze.interop.gymnasium_export import RENDER_MODES, dict_spaces, discrete_keys, drawn, mask_heads, with_numbers
 
 
 class MazeAECEnv(AECEnv):
@@ -71,11 +71,9 @@ class MazeAECEnv(AECEnv):
             if isinstance(space, spaces.Dict) and len(space.spaces) == 1:
                 ((self._heads[key], self._action_spaces[key]),) = space.spaces.items()
         self._masks: dict[StepKeyType, dict[str, str]] = {}
+        heads = dict_spaces(env, "action_spaces_dict")
         for key, space in env.observation_spaces_dict.items():
-            inner: Any = env
-            while not isinstance(inner.action_spaces_dict[key], spaces.Dict):
-                inner = inner.env
-            masks = mask_heads(space, inner.action_spaces_dict[key]) if isinstance(space, spaces.Dict) else {}
+            masks = mask_heads(space, heads[key]) if isinstance(space, spaces.Dict) else {}
             self._masks[key] = {head: mask for mask, head in masks.items()}
         self._discrete = {key: discrete_keys(space) for key, space in env.observation_spaces_dict.items()}
         self._observations: dict[str, Any] = {}

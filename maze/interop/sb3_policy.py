@@ -33,7 +33,7 @@ from maze.core.utils.factory import Factory
 from maze.core.wrappers.gym_adapters import adapted, gym_env_name
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 from maze.distributions.utils import isolated_global_generator
-from maze.interop.gymnasium_export import mask_heads
+from maze.interop.gymnasium_export import dict_spaces, mask_heads
 
 _PACKAGES = ("stable_baselines3", "sb3_contrib")
 _CLASS = re.compile(r"<class '([\w.]+)'>")
@@ -372,9 +372,7 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
     foreign = None
     if isinstance(acted_in, gymnasium.Env):
         foreign = adapted(acted_in)
-        known: Any = tuple(
-            {0: conversion(foreign).space()} for conversion in (GymObservationConversion, GymActionConversion)
-        )
+        known: Any = ({0: GymObservationConversion(foreign).space()}, {0: GymActionConversion(foreign).space()})
     else:
         known = _spaces_of(acted_in) if acted_in is not None else None
     if isinstance(policy, str | Path):
@@ -441,11 +439,5 @@ def _space_of(described: Mapping[str, Any]) -> spaces.Space[Any]:
 
 
 def _spaces_of(env: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
-    """Return observation and action spaces by step key, inside of wrappers that remove dictionaries."""
-    found = []
-    for name in ("observation_spaces_dict", "action_spaces_dict"):
-        inner = env
-        while not all(isinstance(space, spaces.Dict) for space in getattr(inner, name).values()):
-            inner = inner.env
-        found.append(getattr(inner, name))
-    return found[0], found[1]
+    """Return observation and action spaces by step key."""
+    return dict_spaces(env, "observation_spaces_dict"), dict_spaces(env, "action_spaces_dict")

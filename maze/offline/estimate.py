@@ -59,8 +59,12 @@ def cumulative_ratios(ratios: Array) -> Array:
 
 def importance_sampling(logged: Logged, weights: Array) -> Array:
     """Return the mean of the returns, weighted by the ratio of the whole episode."""
-    episode = cumulative_ratios(logged.ratios)[:, -1] * logged.rewards.sum(1)
-    return _mean(episode, weights)
+    return _mean(importance_sampling_terms(logged), weights)
+
+
+def importance_sampling_terms(logged: Logged) -> Array:
+    """Return the weighted return of each episode, `[n_episodes]`."""
+    return np.asarray(cumulative_ratios(logged.ratios)[:, -1] * logged.rewards.sum(1))
 
 
 def weighted_importance_sampling(logged: Logged, weights: Array) -> Array:
@@ -71,7 +75,12 @@ def weighted_importance_sampling(logged: Logged, weights: Array) -> Array:
 
 def per_decision(logged: Logged, weights: Array) -> Array:
     """Weight each reward by the ratio of the decisions up to it."""
-    return _mean((cumulative_ratios(logged.ratios) * logged.rewards).sum(1), weights)
+    return _mean(per_decision_terms(logged), weights)
+
+
+def per_decision_terms(logged: Logged) -> Array:
+    """Return the sum of the weighted rewards of each episode, `[n_episodes]`."""
+    return np.asarray((cumulative_ratios(logged.ratios) * logged.rewards).sum(1))
 
 
 def weighted_per_decision(logged: Logged, weights: Array) -> Array:
@@ -207,6 +216,8 @@ ESTIMATORS: Mapping[str, Callable[[Logged, Array], Array]] = {
 """Estimators by name; all but `fqe` weight logged actions by the ratios of their probabilities."""
 FITTED = frozenset({"fqe", "dr", "wdr", "magic"})
 """Estimators that use fitted values."""
+_TERMS = {"is": importance_sampling_terms, "pdis": per_decision_terms, "dr": doubly_robust_terms}
+"""Contributions of the episodes to the estimators by weighting that are their means."""
 
 
 @dataclass(frozen=True)
@@ -462,7 +473,7 @@ def _entry(
             "or set a smaller `runner.gamma`."
         )
         return PolicyEstimate(policy, estimator, nothing, None, *sizes, weighting.unsupported, refusal)
-    bernstein = _bernstein(estimator, logged)
+    bernstein = empirical_bernstein(_TERMS[estimator](logged)) if estimator in _TERMS else None
     return PolicyEstimate(policy, estimator, estimate, bernstein, *sizes, weighting.unsupported, samples=sampled)
 
 
@@ -483,17 +494,6 @@ def with_values(logged: Logged, data: LoggedSteps, values: FittedValues, gamma: 
         v[:, :-1] = data.padded(of_observations * discounts, 0.0)
         v[np.arange(len(v)), data.lengths] = of_ends * discounts[data.episode_starts[1:] - 1]
         yield logged._replace(q=q, v=v)
-
-
-def _bernstein(name: str, logged: Logged) -> tuple[float, float] | None:
-    ratios = cumulative_ratios(logged.ratios)
-    if name == "is":
-        return empirical_bernstein(ratios[:, -1] * logged.rewards.sum(1))
-    if name == "pdis":
-        return empirical_bernstein((ratios * logged.rewards).sum(1))
-    if name == "dr":
-        return empirical_bernstein(doubly_robust_terms(logged))
-    return None
 
 
 def _percentiles(sampled: Array) -> Iterable[float]:

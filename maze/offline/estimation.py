@@ -106,9 +106,8 @@ class EstimationRunner(runners.EvaluationRunner):
             greedy=self.deterministic,
             seed=self.maze_seeding.agent_global_seed,
         )
-        logs = {
-            name: self._logged(entry) for name, entry in (self._entries or {"": {"policy": runners.ANY_POLICY}}).items()
-        }
+        entries = self._entries or {"": {"policy": runners.ANY_POLICY}}
+        logs = {name: self._logged(entry) for name, entry in entries.items()}
         if self.behaviour == CLONED:
             for log, _, action_spaces in logs.values():
                 log.propensities = cloned_propensities(log, action_spaces, config.seed)
@@ -123,9 +122,8 @@ class EstimationRunner(runners.EvaluationRunner):
             for log, _, _ in logs.values():
                 log.propensities = propensities
         found: list[estimate.PolicyEstimate] = []
-        for name, (data, policy, action_spaces) in logs.items():
-            if not name:
-                continue
+        for name in self._entries:
+            data, policy, action_spaces = logs[name]
             behaviour, *others = estimate.estimate({name: policy}, data, action_spaces, config)
             found += others if found else [behaviour, *others]
         data = next(iter(logs.values()))[0]
@@ -187,12 +185,11 @@ class EvidenceGateRunner(EstimationRunner):
 
     def _verdict(self) -> tuple[bool, str]:
         """Return whether the candidate passes, and the reason in sentences."""
-        given = {(entry.policy, entry.estimator): entry for entry in self.estimates}
+        usable = {(entry.policy, entry.estimator): entry for entry in self.estimates if not entry.refusal}
         for judge in _JUDGES:
-            pair = [given.get((policy, judge)) for policy in ("candidate", "baseline")]
-            if any(entry is None or entry.refusal for entry in pair):
+            if not {("candidate", judge), ("baseline", judge)} <= usable.keys():
                 continue
-            candidate, baseline = (entry for entry in pair if entry is not None)
+            candidate, baseline = usable["candidate", judge], usable["baseline", judge]
             low, high = np.quantile(candidate.samples - baseline.samples, (0.025, 0.975))
             tolerated = -self.margin * abs(baseline.estimate.value)
             passes = bool(low >= tolerated)

@@ -75,10 +75,8 @@ class RunData:
         for path, statistics in progress.paths.items():
             rows = np.unique(np.linspace(0, len(statistics) - 1, min(len(statistics), n_points)).round().astype(int))
             axes = {"step": statistics.steps, "seconds": statistics.seconds, "env_steps": statistics.env_steps}
-            axes_and_columns = (
-                {n: np.asarray(v)[rows] for n, v in part.items()} for part in (axes, statistics.columns)
-            )
-            data.add_path(path, *axes_and_columns)
+            parts = ({n: np.asarray(v)[rows] for n, v in part.items()} for part in (axes, statistics.columns))
+            data.add_path(path, *parts)
         return data
 
     def add_path(
@@ -231,12 +229,9 @@ def _cell(content: Cell) -> str:
     if content is None:
         return '<td class="number">-</td>'
     if isinstance(content, str):
-        is_whole = len(content) <= _WHOLE
-        return (
-            f'<td class="whole">{html.escape(content)}</td>'
-            if is_whole
-            else f'<td class="long">{_breakable(content)}</td>'
-        )
+        if len(content) <= _WHOLE:
+            return f'<td class="whole">{html.escape(content)}</td>'
+        return f'<td class="long">{_breakable(content)}</td>'
     value, mark = content if isinstance(content, MarkedNumber) else (content, "")
     text = html.escape(f"{number_text(value)}{mark}")
     return f'<td class="number" data-value="{value!r}" title="{value!r}">{text}</td>'

@@ -153,12 +153,8 @@ class Progress:
         self.paths.setdefault(path, StatisticsOfPath(path)).append(step, seconds, env_steps, values)
         for name in values:
             self._columns.setdefault(name, len(self._columns))
-        cells = [
-            _text(step),
-            csv_text([[path]]).removesuffix("\n") if path else "",
-            _text(round(seconds, 3)),
-            _text(env_steps),
-        ]
+        prefix = csv_text([[path]]).removesuffix("\n") if path else ""
+        cells = [_text(step), prefix, _text(round(seconds, 3)), _text(env_steps)]
         last = max((self._columns[name] for name in values), default=-1)
         statistics = [""] * (last + 1)
         for name, value in values.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,8 +109,6 @@ def _tiles(progress: Progress) -> Iterator[page.Tile]:
             yield page.Tile("environment steps/s", max(steps) / seconds)
 
 
-_LOGGER = logging.getLogger(__name__)
-
 INTERVAL = 10.0
 """Seconds between two writes."""
 FAILED = "failed"
@@ -122,7 +119,7 @@ MOST_OF_THE_TIME = 0.01
 class ReportWriter(LogStatsWriter):
     """Write `progress.csv` and `report.html` into a run directory: after the first step, every ten seconds, at the end.
 
-    An error is logged once, and the run continues without a report.
+    After an error, which is logged once, the run continues without a report.
 
     :param directory: The run directory.
     :param facts: Facts about the run.
@@ -130,6 +127,8 @@ class ReportWriter(LogStatsWriter):
     :param interval: Seconds between two writes.
     :param clock: Time in seconds, from any origin.
     """
+
+    failures = (Exception,)
 
     def __init__(
         self,
@@ -148,40 +147,36 @@ class ReportWriter(LogStatsWriter):
         self._start = clock()
         self._next_write = self._start
         self._written: tuple[int, str, str | None] | None = None
-        self._is_given_up = False
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
-        self._guarded(lambda: self._add(path, step, stats))
-
-    @override(LogStatsWriter)
-    def on_log_step_increment(self) -> None:
-        self._guarded(self._finish_step)
-
-    @override(LogStatsWriter)
-    def close(self) -> None:
-        error = StatsContext.active().error
-        if error is None or isinstance(error, KeyboardInterrupt):
-            self._guarded(lambda: self._write(ENDED if error is None else INTERRUPTED))
-        else:
-            self._guarded(lambda: self._write(FAILED, f"{type(error).__name__}: {error}"))
-
-    def _add(self, path: str | None, step: int, stats: LogStats) -> None:
         if self._earlier is not None:
             self._start -= self.progress.take_over(self._earlier, step, path or "")
             self._earlier = None
         seconds = self._clock() - self._start
         self.progress.add(path, step, seconds, StatsContext.active().n_env_steps, stats)
 
-    def _finish_step(self) -> None:
+    @override(LogStatsWriter)
+    def on_log_step_increment(self) -> None:
         self.progress.finish_step()
         record = read_record(self.directory)
         now, state = self._clock(), RUNNING if record is None else str(record.get("state"))
         if not self.progress.n_rows or (now < self._next_write and state != ENDED):
             return
+        self._next_write = math.inf
         self._write(state)
         duration = self._clock() - now
         self._next_write = now + max(self._interval, duration / MOST_OF_THE_TIME)
+
+    @override(LogStatsWriter)
+    def close(self) -> None:
+        error = StatsContext.active().error
+        if self._next_write == math.inf:  # the report itself has failed, and the run continues
+            return
+        if error is None or isinstance(error, KeyboardInterrupt):
+            self._write(ENDED if error is None else INTERRUPTED)
+        else:
+            self._write(FAILED, f"{type(error).__name__}: {error}")
 
     def _write(self, state: str, error: str | None = None) -> None:
         self.progress.finish_step()
@@ -191,17 +186,6 @@ class ReportWriter(LogStatsWriter):
         self.progress.write(self.directory)
         run_page(self.facts, self.progress, state, datetime.now(), error).write(self.directory / REPORT_FILE)
         self._written = content
-
-    def _guarded(self, act: Callable[[], Any]) -> None:
-        if self._is_given_up:
-            return
-        try:
-            act()
-        except Exception as error:  # a report never ends a run
-            self._is_given_up = True
-            _LOGGER.warning(
-                "The report in %s is no longer written: %s: %s", self.directory, type(error).__name__, error
-            )
 
 
 MOST_GROUPS = 10

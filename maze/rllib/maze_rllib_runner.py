@@ -82,10 +82,8 @@ class MazeRLlibRunner(Runner):
         if "restart_failed_env_runners" not in hyperparameters:
             # by default RLlib restarts a worker repeatedly with the same error, and continues without its samples
             rllib_config.fault_tolerance(restart_failed_env_runners=False)
-        self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
-        set_seeds_globally(
-            self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
-        )
+        seeding = self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
+        set_seeds_globally(seeding.agent_global_seed, seeding.cudnn_determinism_flag, "of the training run")
         env_factory, spaces_dicts = self._environment(cfg)
         SpacesConfig(**spaces_dicts).save(self.spaces_config_dump_file)
         setup_logging(job_config=cfg)

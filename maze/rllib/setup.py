@@ -69,8 +69,6 @@ class TrainingSetup:
         counts = self.spaces_dicts["agent_counts_dict"]
         self._step_keys = list(self.spaces_dicts["action_spaces_dict"])
         self._is_flat = len(self._step_keys) == 1 and all(n == 1 for n in counts.values())
-        self._is_default_model = TARGET_KEY not in self.model
-        self._module_class = _MODULES[self.algorithm]
 
     def build(self, resources: ExitStack, parameters: TuneParameters, input_file: Path | None) -> RLlibTraining:
         """Start Ray and build the algorithm.
@@ -85,7 +83,7 @@ class TrainingSetup:
         # its warnings concern the development of RLlib
         logging.getLogger("ray").setLevel("ERROR" if runner.log_level == "WARN" else runner.log_level)
         model = trained = None
-        if not self._is_default_model:
+        if TARGET_KEY in self.model:
             model, trained = self._maze_model(input_file)
         elif input_file is not None:
             raise ConfigError("input_dir: model=rllib, RLlib's own model, cannot load weights of a Maze model.")
@@ -175,7 +173,7 @@ class TrainingSetup:
 
         return {
             module_id(key): RLModuleSpec(
-                module_class=self._module_class,
+                module_class=_MODULES[self.algorithm],
                 observation_space=self.spaces_dicts["observation_spaces_dict"][step_key_of(key)],
                 action_space=self.spaces_dicts["action_spaces_dict"][step_key_of(key)],
                 model_config={rl_module.MODEL_KEY: config(key)},

@@ -411,18 +411,11 @@ class DriftGuard:
             self._warned.discard(place)
         elif place not in self._warned:
             self._warned.add(place)
+            limits = {"psi_limit": self._limits.psi, "limit": 100.0 * self._limits.out_of_range}
             _LOGGER.warning(
-                "Policy %s: the latest %d observations (%d effective) differ from those of the training. Entry `%s` "
-                "(sub-step %s): population stability index %.2f beyond chance in component %s (limit %g), %.1f %% of "
-                "its values outside the training's range (limit %.1f %%).",
-                self._name,
-                found.n,
-                found.n_effective,
-                found.entry,
-                found.step,
-                found.psi,
-                found.component,
-                self._limits.psi,
-                100.0 * found.out_of_range,
-                100.0 * self._limits.out_of_range,
+                "Policy %(policy)s: the latest %(n)d observations (%(n_effective)d effective) differ from those of the "
+                "training. Entry `%(entry)s` (sub-step %(step)s): population stability index %(psi).2f beyond chance "
+                "in component %(component)s (limit %(psi_limit)g), %(outside).1f %% of its values outside the "
+                "training's range (limit %(limit).1f %%).",
+                {"policy": self._name, **found._asdict(), "outside": 100.0 * found.out_of_range, **limits},
             )

@@ -360,20 +360,20 @@ class Served:
         """
         step, agent_id = self.bundle.step(actor[0]), actor[1]
         state = None if options.episode_start else options.state
-        if state is None and not step.network(agent_id).state_sizes:
+        rows = {}
+        if state is not None:
+            is_mapping = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
+            if not (is_mapping and isinstance(state["values"], Mapping)):
+                message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
+                raise RefusedError(422, "wrong_state", message)
+            if state["bundle"] != self.bundle.sha256:
+                raise other_bundle(state["bundle"])
+            rows = {key: [value] for key, value in state["values"].items()}
+        elif not step.network(agent_id).state_sizes:
             return {}
-        if state is None and not options.episode_start:
-            message = (
-                f"Policy {self.name!r} is recurrent: send the `state` of the previous decision, or `episode_start`."
-            )
-            raise RefusedError(422, "missing_state", message)
-        is_mapping = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
-        if state is not None and not (is_mapping and isinstance(state["values"], Mapping)):
-            message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
-            raise RefusedError(422, "wrong_state", message)
-        if state is not None and state["bundle"] != self.bundle.sha256:
-            raise other_bundle(state["bundle"])
-        rows = {} if state is None else {key: [value] for key, value in state["values"].items()}
+        elif not options.episode_start:
+            wanted = "the `state` of the previous decision, or `episode_start`"
+            raise RefusedError(422, "missing_state", f"Policy {self.name!r} is recurrent: send {wanted}.")
         try:
             before = step.states_before(rows, options.episode_start, 1, agent_id)
         except MazeError as error:

@@ -111,7 +111,7 @@ def test_error_in_the_report_is_logged_once_and_the_run_continues(
         for _ in range(3):
             step(stats, 1.0)
     assert [record.getMessage() for record in caplog.records] == [
-        f"The report in {tmp_path} is no longer written: RuntimeError: no picture"
+        "ReportWriter cannot write (RuntimeError: no picture); it is disabled for this run."
     ]
 
 

@@ -68,13 +68,11 @@ class SweepTrial:
 
     :param number: Counted from 0.
     :param params: Keys of the configuration mapped to values, as written in overrides.
-    :param is_reported: Whether the search has received the result.
     """
 
     number: int
     params: dict[str, str]
     runs: list[SweepRun] = field(default_factory=list)
-    is_reported: bool = False
 
     @property
     def overrides(self) -> list[str]:

@@ -74,7 +74,7 @@ class Nevergrad(BaseSampler):
                 f"{len(registry)}: nevergrad.optimizers.registry."
             )
         self._not_supported = ng.errors.TellNotAskedNotSupportedError
-        self._sign = -1 if maximize else 1
+        self._maximize = maximize
         self._worst = -math.inf
         parametrization = ng.p.Dict(
             **{key: _parameter(ng, each, space.hints.get(key, {})) for key, each in space.distributions.items()}
@@ -100,9 +100,7 @@ class Nevergrad(BaseSampler):
                 was_known = ended is not None and started is not None and ended <= started
                 if was_known and other.number < proposed.number and other.number not in self._reported:
                     self._reported.add(other.number)
-                    value = reported_value(
-                        other.value, other.constraints.get("violation"), study.direction is StudyDirection.MAXIMIZE
-                    )
+                    value = reported_value(other.value, other.constraints.get("violation"), self._maximize)
                     self._tell(self._proposals[other.number], other.params, value)
             proposal, values = self._ask()
             is_repeated = proposed is trial or values == proposed.params
@@ -131,7 +129,7 @@ class Nevergrad(BaseSampler):
         :param proposal: Proposal of the optimizer; `None`: it did not propose these values.
         :param value: Objective; `None`: the trial failed.
         """
-        loss = self._worst if value is None else self._sign * value
+        loss = self._worst if value is None else -value if self._maximize else value
         self._worst = max(self._worst, loss)
         if proposal is None:
             values = {
@@ -284,6 +282,7 @@ class SweepStudy:
         self.trials: dict[int, SweepTrial] = {}
         """By their number."""
         self._open: dict[int, optuna.Trial] = {}
+        """Trials without a stored result, by their number."""
         self._sampler: BaseSampler | None = None
         self._path = directory / STUDY_FILE
         self._file = _locked(self._path)
@@ -313,6 +312,11 @@ class SweepStudy:
 
     def __exit__(self, *exc_info: object) -> None:
         self._file.close()
+
+    @property
+    def open_trials(self) -> list[SweepTrial]:
+        """Trials whose result is not stored so far."""
+        return [self.trials[number] for number in self._open]
 
     @property
     def runs(self) -> list[SweepRun]:
@@ -397,7 +401,6 @@ class SweepStudy:
             if result.violation is not None:
                 stored.set_constraint("violation", result.violation)
             self._study.tell(stored, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
-        trial.is_reported = True
 
     def should_stop(self, trial: SweepTrial, epoch: int, objective: float) -> bool:
         """Return whether the pruner ends a running trial.
@@ -413,7 +416,6 @@ class SweepStudy:
         for name, value in _attributes(trial).items():
             proposed.set_user_attr(name, value)
         self.trials[trial.number], self._open[trial.number] = trial, proposed
-        trial.is_reported = False
         return trial
 
     def _read_trials(self) -> None:
@@ -426,7 +428,7 @@ class SweepStudy:
                     self._interrupted.append(trial_id)
                 continue
             runs = [SweepRun(**run) for run in attributes["runs"]]
-            trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, is_finished)
+            trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs)
             self.trials[trial.number] = trial
             if not is_finished:
                 self._open[trial.number] = optuna.Trial(self._study, trial_id)

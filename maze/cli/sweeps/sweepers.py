@@ -87,9 +87,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     @abstractmethod
     def make_plan(self, arguments: list[str], parser: OverridesParser, seed: int) -> Plan:
@@ -271,9 +269,7 @@ class BatchedJobs:
         batch, self._waiting = self._waiting, []
         start = time.monotonic()
         try:
-            returns = self._launcher.launch(
-                [for_hydra(overrides) for _, overrides in batch], initial_job_idx=batch[0][0]
-            )
+            returns = self._launcher.launch([for_hydra(overrides) for _, overrides in batch], batch[0][0])
         except Exception as error:
             failure = WorkerError(f"{type(self._launcher).__name__}: {type(error).__name__}: {error}")
             returns = [JobReturn(status=JobStatus.FAILED, _return_value=failure)] * len(batch)
@@ -304,7 +300,6 @@ class SweepInProgress:
     def __post_init__(self) -> None:
         self.seeds = list(self.seed_overrides)
         self.waiting: deque[tuple[results.SweepTrial, int | None]] = deque()
-        self.open_trials: dict[int, results.SweepTrial] = {}
         self._table_written = -math.inf
         # Epochs reported to the search, by run.
         self._epochs: dict[int, int] = {}
@@ -367,28 +362,24 @@ class SweepInProgress:
         trials = self.study.trials
         if not trials:
             return
+        were_open = {trial.number for trial in self.study.open_trials}
         for trial in list(trials.values()):
             missing = trial.seeds_to_run(self.seeds, self.plan.is_grid)
-            if not missing and not trial.is_reported:
+            if missing and trial.number not in were_open:
+                self.study.reopen(trial)
+            elif not missing and trial.number in were_open:
                 self.study.finish(trial, self._result(trial))
-            elif missing:
-                if trial.is_reported:
-                    self.study.reopen(trial)
-                self._open(trial, missing)
-        n_done = len(trials) - len(self.open_trials)
+            self.waiting.extend((trial, seed) for seed in missing)
+        n_done = len(trials) - len(self.study.open_trials)
         print(f"Resuming the sweep in {self.directory}: {n_done} trials are finished.")
-
-    def _open(self, trial: results.SweepTrial, seeds: Sequence[int | None]) -> None:
-        self.open_trials[trial.number] = trial
-        self.waiting.extend((trial, seed) for seed in seeds)
 
     def _next(self) -> tuple[results.SweepTrial, int | None] | None:
         if not self.waiting:
             limit = self.plan.n_parallel
-            trial = self.study.propose() if limit is None or len(self.open_trials) < limit else None
+            trial = self.study.propose() if limit is None or len(self.study.open_trials) < limit else None
             if trial is None:
                 return None
-            self._open(trial, self.seeds)
+            self.waiting.extend((trial, seed) for seed in self.seeds)
         return self.waiting.popleft()
 
     def _start(self, jobs: Jobs | BatchedJobs, trial: results.SweepTrial, seed: int | None) -> None:
@@ -402,7 +393,7 @@ class SweepInProgress:
             self._finish(FinishedJob(number, JobReturn(status=JobStatus.FAILED, _return_value=error), 0.0))
 
     def _finish(self, job: FinishedJob) -> None:
-        trial, run = next((t, run) for t in self.open_trials.values() for run in t.runs if run.number == job.number)
+        trial, run = next((t, run) for t in self.study.open_trials for run in t.runs if run.number == job.number)
         ended = _ended(run, job.job_return, needs_objective=not self.plan.is_grid)
         if job.number in self._pruned and ended.status == results.FAILED:
             ended = self._pruned[job.number]
@@ -413,19 +404,17 @@ class SweepInProgress:
         self.study.save(trial)
         self._announce(trial, ended)
         value = outcome(job.job_return)
-        if isinstance(value, results.UnknownObjectiveError) and not any(
-            r.status == results.COMPLETED for r in self.study.runs
-        ):
+        has_completed = any(run.status == results.COMPLETED for run in self.study.runs)
+        if isinstance(value, results.UnknownObjectiveError) and not has_completed:
             raise value  # a misspelt name: all other runs would fail as well
         if not trial.seeds_to_run(self.seeds, retry_failed=False):
             self.study.finish(trial, self._result(trial))
-            del self.open_trials[trial.number]
         if time.monotonic() - self._table_written > RESULTS_INTERVAL:
             self._write_table()
 
     def _prune(self, jobs: Jobs | BatchedJobs) -> None:
         """Report the progress of running trials to the pruner, and end the trials that it selects."""
-        for trial in self.open_trials.values():
+        for trial in self.study.open_trials:
             run = trial.runs[-1] if trial.runs else None
             if run is None or run.duration is not None or run.number in self._pruned:
                 continue
@@ -445,9 +434,8 @@ class SweepInProgress:
         n_ended = sum(run.duration is not None for run in self.study.runs)
         seed = "" if run.seed is None else f", seed {run.seed}"
         what = f"FAILED: {run.error}" if run.status == results.FAILED else results.number_text(run.objective)
-        what += results.violation_text(run.violation) + (
-            f", pruned {run.error}" if run.status == results.PRUNED else ""
-        )
+        what += results.violation_text(run.violation)
+        what += f", pruned {run.error}" if run.status == results.PRUNED else ""
         print(
             f"[{n_ended}/{self._n_trials * len(self.seeds)}] trial {trial.number}{seed}: {what} "
             f"({run.duration:.1f} s; {_shown(trial.params)})",
@@ -474,10 +462,8 @@ def _ended(run: results.SweepRun, job_return: JobReturn, needs_objective: bool) 
         return replace(run, status=results.FAILED, error=f"{type(message).__name__}: {message}")
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         score = value if isinstance(value, BestScore) else BestScore(value)
-        minimized = not score.maximize
-        return replace(
-            run, status=results.COMPLETED, objective=float(value), violation=score.violation, minimized=minimized
-        )
+        ended = replace(run, status=results.COMPLETED, objective=float(value))
+        return replace(ended, violation=score.violation, minimized=not score.maximize)
     if value is None and not needs_objective:
         return replace(run, status=results.COMPLETED)
     what = "nothing was evaluated" if value is None else f"found {value!r}"

@@ -261,7 +261,7 @@ class EnvGroup:
 
     def _fragment(self, rollout: RolloutColumns | None, policy: Any, generators: Generators) -> Fragment:
         learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
-        episodes = self._episodes[:]
+        episodes: list[LogStats] = [vector_env_utils.PortableStats(episode) for episode in self._episodes]
         self._episodes.clear()
         state = policy.rng_state() if generators.state is not None else None
         return Fragment(rollout, episodes, learned if any(learned) else [], state)
@@ -277,13 +277,6 @@ class Fragment(NamedTuple):
     """Learned statistics of the wrappers of each environment; empty: no wrapper learns."""
     generators: Any = None
     """State of the policy's generators afterwards, if the learner needs it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.rollout, list(map(vector_env_utils.encode_stats, self.episodes)), *self[2:])
-
-
-def _received(rollout: RolloutColumns | None, episodes: list[Any], *rest: Any) -> Fragment:
-    return Fragment(rollout, list(map(vector_env_utils.decode_stats, episodes)), *rest)
 
 
 class EnvGroups:
