@@ -248,6 +248,7 @@ SECTION = "wrappers"
 _MARKS = {"": "$", "~": "$-", "+": "$$"}
 _OVERRIDE = re.compile(rf"^(?P<sign>[+~]*){SECTION}\.(?P<path>[\w.-]+)(?P<value>(=.*)?)$", re.DOTALL)
 _SHELF = re.compile(r"^(?P<choice>policy(@(?P<package>[\w.]+))?)='?(?P<name>shelf:\w+)'?$")
+_CLASS = re.compile(r"^(\+\+)?(?=[\w.]+=\{_target_:)")
 _PACKED = re.compile(rf"^\+\+{SECTION}\.(?P<mark>\$[$-]?)(?P<path>[\w$-]+)(?P<value>=.*)$", re.DOTALL)
 
 
@@ -303,7 +304,7 @@ def for_hydra(arguments: Iterable[str]) -> list[str]:
     is_class = any(argument.startswith(f"{cloned}_target_=") for argument in arguments)
     for argument in (f"++{each}" if is_class and each.startswith(cloned) else each for each in arguments):
         if (bundle := _SHELF.match(argument)) is None:
-            readable.append(_OVERRIDE.sub(_packed, argument))
+            readable.append(_OVERRIDE.sub(_packed, _CLASS.sub("++", argument)))  # a class has arguments of its own
         else:
             package = bundle["package"] or "policy"
             readable += [f"{bundle['choice']}=bundle", f"{package}.bundle={bundle['name']}"]
@@ -312,7 +313,7 @@ def for_hydra(arguments: Iterable[str]) -> list[str]:
 
 def as_written(arguments: Iterable[str]) -> list[str]:
     """Return arguments as they were before :func:`for_hydra`."""
-    return [_PACKED.sub(_unpacked, argument) for argument in arguments]
+    return [_CLASS.sub("", _PACKED.sub(_unpacked, argument)) for argument in arguments]
 
 
 def apply_overrides(cfg: DictConfig) -> bool:

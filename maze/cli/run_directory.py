@@ -195,8 +195,8 @@ def _named_options(config: DictConfig) -> dict[str, Any]:
     """
     chosen = dict(config.hydra.runtime.choices)
     texts = [text.lstrip("+") for text in config.hydra.overrides.task]
-    targets = [text for text in texts if text.startswith("policy._target_=")]
-    own = {"policy": targets[-1].rpartition(".")[2]} if targets else {}
+    is_own = any(text.startswith(("policy._target_=", "policy={_target_:")) for text in texts)
+    own = {"policy": config.policy._target_.rpartition(".")[2]} if is_own else {}
     option = environment_option(chosen.get("env"), config.get("env"))
     if not any(text.startswith(("env=", "env@", "env._target_=", "env.name=", "experiment=")) for text in texts):
         places = [*_texts_in([config.get(key) for key in _USES])]

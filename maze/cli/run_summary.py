@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from maze.cli.algorithms import SHIPPED_ALGORITHMS
 from maze.cli.hydra_setup import UsageError, as_written
 from maze.cli.run_directory import environment_option
 from maze.console.runs import duration_text
@@ -38,7 +39,6 @@ PROGRESS_OF_RLLIB = "rllib_progress.json"
 _BY_NAME = ("gym_env", "atari", "pettingzoo")
 _GROUPS = ("env", "wrappers", "model", "critic", "algorithm", "rllib/algorithm", "runner", "rllib/runner", "experiment")
 _SHOWN_VERSIONS = ("maze-rl", "python", "torch", "numpy", "gymnasium")
-_CLASS_SUFFIX = "AlgorithmConfig"
 PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "pandas", "tensorboard", "ray")
 
 CONFIG_FILE = "hydra_config.yaml"
@@ -203,9 +203,8 @@ def algorithm_name(algorithm: Any, run: Path) -> str:
     :param run: Directory of the run.
     """
     target = algorithm.get("_target_") if isinstance(algorithm, Mapping) else None
-    name = str(target).rpartition(".")[2]
-    if target and name.endswith(_CLASS_SUFFIX):
-        return name.removesuffix(_CLASS_SUFFIX).lower()
+    if shipped := [option for option, path in SHIPPED_ALGORITHMS.items() if path == target]:
+        return shipped[0]
     choices = chosen_options(run)
     return str(choices.get("algorithm") or choices.get("rllib/algorithm") or target or "?")
 

@@ -411,7 +411,8 @@ class PolicyReader:
         algorithm = stored_config.read_plain_yaml(run / CONFIG_FILE).get("algorithm")
         gamma = algorithm.get("gamma") if isinstance(algorithm, dict) else None
         entry = {"policy": policy, "wrappers": stored.get("wrappers"), "input_dir": str(run), "gamma": gamma}
-        return f"{algorithm_name(algorithm, run)} {run.name}", entry
+        is_named = not run.name[:1].isdigit()  # else a time, or the number of a trial
+        return run.name if is_named else f"{algorithm_name(algorithm, run)} {run.name}", entry
 
     def _option(self, name: str) -> dict[str, Any]:
         """Return the configuration of an option of the group; the suffix `_policy` may be omitted."""
@@ -476,9 +477,10 @@ def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) ->
         if own.deterministic is None:
             own.deterministic = bool(runner.get("deterministic")) if plays_on_itself else True
         policy = _plain(cfg, "what_if.policy")
+        reader = PolicyReader(cfg, project, {*named, "wrappers"}, "what_if.policy")
         if plays_on_itself and "policy" in stored:
-            cfg.what_if.policy = {"policy": stored["policy"], "input_dir": own.input_dir}
+            cfg.what_if.policy = {"input_dir": own.input_dir, **reader.planned(stored["policy"])}
         elif policy == _AS_RECORDED:
             cfg.what_if.policy = None
         elif has_what_if and policy is not None:
-            cfg.what_if.policy = PolicyReader(cfg, project, {*named, "wrappers"}, "what_if.policy").entry(policy)[1]
+            cfg.what_if.policy = reader.entry(policy)[1]

@@ -359,7 +359,7 @@ class _Player:
         else:
             found = _difference(self.episode, played.record)
             if found is None:
-                return played
+                return played._replace(record=self.episode)  # has the events of the policy that acted
         raise CheckpointError(
             f"Episode {self.episode.id}: the replay differs from the record ({found}). Either the environment, its "
             "arguments, the wrappers or the version of the simulator differ from the recording, or the environment is "

@@ -84,16 +84,17 @@ class EvaluationRunner(Runner):
         self._cfg = cfg
         self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
 
-    def built(self, entry: Mapping[str, Any], wrappers: Any = None) -> tuple[Any, Policy]:
+    def built(self, entry: Mapping[str, Any], wrappers: Any = None, name: str = "policy") -> tuple[Any, Policy]:
         """Build the environment and the policy of an entry of :func:`runs_of`.
 
         :param entry: The entry.
         :param wrappers: Wrappers of the environment; `None`: those of the entry, by default of the configuration.
+        :param name: Name of the policy, for messages.
         """
         wrappers = self.wrappers_of(entry) if wrappers is None else wrappers
         input_dir = str(entry.get("input_dir") or "")
         return RolloutRunner.init_env_and_agent(
-            self._cfg.env, wrappers, self.max_episode_steps, entry["policy"], input_dir
+            self._cfg.env, wrappers, self.max_episode_steps, entry["policy"], input_dir, where=name
         )
 
     def opened(self, entry: Mapping[str, Any], stack: ExitStack, wrappers: Any = None) -> tuple[Any, Policy]:
@@ -191,7 +192,7 @@ class ComparisonRunner(EvaluationRunner):
         # A wrong argument ends the command before the first policy plays. Environments are opened one at a time, since
         # simulators may be large, or exist once.
         for name, entry in ((name, each) for name, entries in runs.items() for each in entries):
-            env, policy = self.built(entry)
+            env, policy = self.built(entry, name=name)
             env.close()
             self._rewards[marked(name, policy)] = reward_wrappers(env)
         self._check_rewards()

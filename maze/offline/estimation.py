@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -106,8 +106,8 @@ class EstimationRunner(runners.EvaluationRunner):
             greedy=self.deterministic,
             seed=self.maze_seeding.agent_global_seed,
         )
-        entries = self._entries or {"": {"policy": runners.ANY_POLICY}}
-        logs = {name: self._logged(entry) for name, entry in entries.items()}
+        entries = self._entries or {"policy": {"policy": runners.ANY_POLICY}}
+        logs = {name: self._logged(name, entry) for name, entry in entries.items()}
         if self.behaviour == CLONED:
             for log, _, action_spaces in logs.values():
                 log.propensities = cloned_propensities(log, action_spaces, config.seed)
@@ -121,12 +121,14 @@ class EstimationRunner(runners.EvaluationRunner):
                 )
             for log, _, _ in logs.values():
                 log.propensities = propensities
-        found: list[estimate.PolicyEstimate] = []
+        data, _, spaces_of_log = next(iter(logs.values()))
+        found = estimate.estimate({}, data, spaces_of_log, config) if self._entries else []
         for name in self._entries:
-            data, policy, action_spaces = logs[name]
-            behaviour, *others = estimate.estimate({name: policy}, data, action_spaces, config)
-            found += others if found else [behaviour, *others]
-        data = next(iter(logs.values()))[0]
+            seen, policy, action_spaces = logs[name]
+            try:
+                found += estimate.estimate({name: policy}, seen, action_spaces, config)[1:]
+            except ConfigError as error:
+                found += self._refused(name, error, config)
         self.estimates = found
         facts = log_facts(data, is_cloned=self.behaviour == CLONED)
         print("\n".join(f"{name}: {text}" for name, text in facts), flush=True)
@@ -136,9 +138,14 @@ class EstimationRunner(runners.EvaluationRunner):
             print(f"Refused: {text}", flush=True)
         runners.write_files({PAGE_FILE: estimation_page(found, data, facts).text(), ESTIMATES_FILE: _as_csv(found)})
 
-    def _logged(self, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
+    def _refused(self, name: str, error: ConfigError, config: estimate.EstimationConfig) -> list[Any]:
+        """Return the rows of a policy that cannot be estimated."""
+        nothing = Estimate(np.nan, np.nan, np.nan), None, np.nan, np.nan, np.nan, str(error)
+        return [estimate.PolicyEstimate(name, each, *nothing) for each in config.estimators]
+
+    def _logged(self, name: str, entry: Mapping[str, Any]) -> tuple[LoggedSteps, Any, Any]:
         """Return the log as the policy of an entry observes it, the policy and the action spaces."""
-        env, policy = self.built(entry)
+        env, policy = self.built(entry, name=name)
         with closing(env):
             dataset = InMemoryDataset(
                 input_data=self.data,
@@ -182,6 +189,10 @@ class EvidenceGateRunner(EstimationRunner):
         runners.write_files({"gate.md": f"# {'Passed' if passes else 'Not passed'}\n\n{text}\n"})
         if not passes:
             raise GateNotPassedError(text)
+
+    @override(EstimationRunner)
+    def _refused(self, name: str, error: ConfigError, config: estimate.EstimationConfig) -> NoReturn:
+        raise error  # no verdict
 
     def _verdict(self) -> tuple[bool, str]:
         """Return whether the candidate passes, and the reason in sentences."""

@@ -17,7 +17,7 @@ from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.interop.gymnasium_export import MazeGymnasiumEnv, discrete_keys, with_numbers
-from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, disable_epoch_level_stats, encode_stats
+from maze.train.parallelization.vector_env.vector_env_utils import PortableStats, disable_epoch_level_stats
 from maze.train.trainers.common.observation_statistics import Moments, ObservedRows
 
 
@@ -60,7 +60,7 @@ class MonitoredEnv(LogStatsConsumer):
 
     @override(LogStatsConsumer)
     def receive(self, stat: LogStats) -> None:
-        self._episodes.append(stat)
+        self._episodes.append(PortableStats(stat))
 
     def seed(self, given: int) -> None:
         """Seed the environment with a seed that is unique for a seed of RLlib and this worker."""
@@ -72,13 +72,12 @@ class MonitoredEnv(LogStatsConsumer):
             rows = {name: np.asarray(value)[None] for name, value in observation.items()}
             self._observed.add(self.env.actor_id(), rows, slice(0, 1))
 
-    def take(self) -> tuple[list[EncodedStats], Moments | None]:
+    def take(self) -> tuple[list[LogStats], Moments | None]:
         """Return the statistics of the episodes and of the normalized observations since the last call."""
-        encoded = [encode_stats(stats) for stats in self._episodes]
-        self._episodes.clear()
+        episodes, self._episodes = self._episodes, []
         observed = self._observed.of(0)
         self._observed.begin(0)
-        return encoded, observed
+        return episodes, observed
 
 
 def unique_seed(seed: int, worker_index: int, given: int) -> int:
@@ -141,7 +140,7 @@ def _only_entry(space: spaces.Space[Any], what: str, is_wanted: bool) -> tuple[s
     return key, entry
 
 
-def take_of_runner(env_runner: Any) -> list[tuple[list[EncodedStats], Moments | None]]:
+def take_of_runner(env_runner: Any) -> list[tuple[list[LogStats], Moments | None]]:
     """Take the statistics of all environments of an env runner of RLlib; runs in its process."""
     envs = () if env_runner.env is None else getattr(env_runner.env.unwrapped, "envs", ())
     return [env.unwrapped.monitored.take() for env in envs]

@@ -29,7 +29,6 @@ from maze.core.utils.files import write_whole
 from maze.rllib.algorithms import TuneParameters, is_number, value_at
 from maze.rllib.environment import take_of_runner
 from maze.rllib.rl_module import MazeRLModule, load_into_runner, require_finite
-from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 from maze.train.trainers.common.observation_statistics import Moments, ObservationStatistics, merged
@@ -184,7 +183,7 @@ class RLlibTraining:
             self._learn_observation_statistics(self.model, [moments for _, moments in taken if moments])
         steps = value_at(result, _STEPS)
         log_stats.StatsContext.active().n_env_steps = None if steps is None else int(steps)
-        self._write(result, [stats for encoded, _ in taken for stats in map(decode_stats, encoded)], seconds)
+        self._write(result, [stats for episodes, _ in taken for stats in episodes], seconds)
         if self.evaluator is not None and self.model is not None:
             self.evaluator.evaluate(self.model.policy)
         elif (score := value_at(result, _RETURN)) is not None and math.isfinite(score):

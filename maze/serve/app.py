@@ -600,7 +600,7 @@ def _options(fields: Mapping[str, Any], request: Request) -> Options:
         raise invalid(f"`step` is the number of the decision in its episode, from 0; found {fields['step']}.")
     return Options(
         step_key=request.path_params.get("step_key"),
-        agent_id=fields.get("agent_id") or 0,
+        agent_id=fields.get("agent_id"),
         deterministic=fields.get("deterministic") is not False,
         ranked=ranked,
         seed=fields.get("seed"),

@@ -57,8 +57,7 @@ class DecisionLog:
         self._lines: list[bytes] = []
         self._waiting_bytes = 0
         self._file: Any = None
-        self._wake = threading.Condition()
-        self._is_closed = False
+        self._lock, self._closed = threading.RLock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="maze-decision-log", daemon=True)
         self._thread.start()
 
@@ -67,7 +66,7 @@ class DecisionLog:
 
         :param line: The line without its end.
         """
-        with self._wake:
+        with self._lock:
             if self._waiting_bytes + len(line) > self._queue_bytes:
                 self._lose(1, "the disk is slower than the decisions")
                 return
@@ -76,24 +75,20 @@ class DecisionLog:
 
     def close(self) -> None:
         """Write the queue, and end the thread."""
-        with self._wake:
-            self._is_closed = True
-            self._wake.notify()
+        self._closed.set()
         self._thread.join(10.0)
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            with self._wake:
-                if not self._is_closed:
-                    self._wake.wait(0.2)  # lines of 0.2 s are written together
-                lines, is_last = self._lines, self._is_closed
-                self._lines, self._waiting_bytes = [], 0
+            is_last = self._closed.wait(0.2)  # lines of 0.2 s are written together
+            with self._lock:
+                lines, self._lines, self._waiting_bytes = self._lines, [], 0
             try:
                 while lines:
                     lines = lines[self._append(lines) :]
             except OSError as error:
-                with self._wake:
+                with self._lock:
                     self._lose(len(lines), str(error))
         if self._file is not None:
             self._file.close()
@@ -303,8 +298,6 @@ def replay(
                 result.n_not_by_policy += len(line["rows"])
                 for row in line["rows"]:
                     result.inputs(bundle, step_key, row)
-        except CheckpointError:
-            raise
         except Exception as error:  # a line may hold anything
             raise CheckpointError(f"{where} is not an entry of a decision log ({error!r}).") from error
     return result

@@ -22,6 +22,7 @@ from torch import nn
 from maze.core.agent.policy import HiddenStates
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.space_values import usual_values
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigImportError, MazeError, install_command
 from maze.core.utils.config_utils import whole_number
@@ -140,15 +141,10 @@ def exported_network(
         network the sizes of its hidden `states`.
     :raises ExportError: The network cannot be exported.
     """
-    observation_space = env.observation_spaces_dict[step_key]
-    names = list(observation_space.spaces)
+    usual = usual_values(env.observation_spaces_dict[step_key])
+    names = list(usual)
     # to trace the network with: ones where possible, as masks of all actions
-    batch = [
-        torch.ones((3, *(space.shape or ()))).clip(
-            torch.as_tensor(getattr(space, "low", 1.0)), torch.as_tensor(getattr(space, "high", 1.0))
-        )
-        for space in observation_space.spaces.values()
-    ]
+    batch = [torch.from_numpy(np.stack([values] * 3)).float() for values in usual.values()]
     states = {key: cell.state_size for key, cell in recurrent_cells(network).items()}
     try:
         content, heads = as_graph(network, batch, names, policy.distribution_mapper.action_heads, states)

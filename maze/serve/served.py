@@ -53,7 +53,7 @@ class Options(NamedTuple):
     """Options of a requested decision; without a session, hidden state and place in an episode are among them.
 
     :param step_key: Sub-step as named by the request; None where there is only one, or the order is fixed.
-    :param agent_id: The acting agent.
+    :param agent_id: The acting agent; None: the next one where the order is fixed, otherwise 0.
     :param deterministic: Choose the greedy action instead of a sampled one.
     :param ranked: Number of most probable actions to return as well.
     :param seed: Seed of a sampled action.
@@ -64,7 +64,7 @@ class Options(NamedTuple):
     """
 
     step_key: str | None
-    agent_id: int
+    agent_id: int | None
     deterministic: bool
     ranked: int
     seed: int | None
@@ -360,20 +360,20 @@ class Served:
         """
         step, agent_id = self.bundle.step(actor[0]), actor[1]
         state = None if options.episode_start else options.state
-        if state is None and not step.network(agent_id).state_sizes:
+        rows = {}
+        if state is not None:
+            is_mapping = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
+            if not (is_mapping and isinstance(state["values"], Mapping)):
+                message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
+                raise RefusedError(422, "wrong_state", message)
+            if state["bundle"] != self.bundle.sha256:
+                raise other_bundle(state["bundle"])
+            rows = {key: [value] for key, value in state["values"].items()}
+        elif not step.network(agent_id).state_sizes:
             return {}
-        if state is None and not options.episode_start:
-            message = (
-                f"Policy {self.name!r} is recurrent: send the `state` of the previous decision, or `episode_start`."
-            )
-            raise RefusedError(422, "missing_state", message)
-        is_mapping = isinstance(state, Mapping) and state.keys() == {"bundle", "values"}
-        if state is not None and not (is_mapping and isinstance(state["values"], Mapping)):
-            message = "`state` must be the object that the previous decision returned, with `bundle` and `values`."
-            raise RefusedError(422, "wrong_state", message)
-        if state is not None and state["bundle"] != self.bundle.sha256:
-            raise other_bundle(state["bundle"])
-        rows = {} if state is None else {key: [value] for key, value in state["values"].items()}
+        elif not options.episode_start:
+            wanted = "the `state` of the previous decision, or `episode_start`"
+            raise RefusedError(422, "missing_state", f"Policy {self.name!r} is recurrent: send {wanted}.")
         try:
             before = step.states_before(rows, options.episode_start, 1, agent_id)
         except MazeError as error:
@@ -394,16 +394,18 @@ class Served:
         :raises RefusedError: There is no such sub-step or agent, or the request has to name a sub-step.
         """
         known, sequence = list(self._step_keys), self.bundle.actor_sequence
+        following = sequence[n_before % len(sequence)] if sequence and n_before is not None else None
+        if following and options.step_key is None and options.agent_id in (None, following[1]):
+            return following
         if options.step_key is None and len(known) > 1:
-            if n_before is not None and sequence:
-                return sequence[n_before % len(sequence)]
-            message = f"Policy {self.name!r} has sub-steps; request act/<step key>, of {known}."
+            order = f" Agent {options.agent_id} is not the next one in a fixed order." * (options.agent_id is not None)
+            message = f"Policy {self.name!r} has sub-steps; request act/<step key>, of {known}.{order}"
             raise RefusedError(422, "which_step", message)
         name = known[0] if options.step_key is None else options.step_key
         if name not in self._step_keys:
             message = f"Policy {self.name!r} has no sub-step {name!r:.100}.{did_you_mean(name, known)} It has {known}."
             raise RefusedError(404, "unknown_step", message)
-        step, agent_id = self.bundle.steps[self._step_keys[name]], options.agent_id
+        step, agent_id = self.bundle.steps[self._step_keys[name]], options.agent_id or 0
         if not has_agent(step.n_agents, agent_id):
             expected = f"The policy has {step.n_agents} agent(s), counted from 0; -1 if the number varies."
             raise RefusedError(422, "unknown_agent", f"{step.where}: agent {agent_id} is unknown. {expected}")

@@ -501,11 +501,12 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         is_first = self._application.is_ready
         self._application.is_ready = False
-        if self._drain > 0 and is_first and sig == signal.SIGTERM:
-            loop = asyncio.get_event_loop()
-            loop.call_soon_threadsafe(loop.call_later, self._drain, super().handle_exit, sig, frame)
-        else:
+        if sig != signal.SIGTERM:
             super().handle_exit(sig, frame)
+        else:  # uvicorn would raise the signal again after its responses, so that the exit status were not 0
+            loop = asyncio.get_event_loop()
+            delay = self._drain if is_first else 0.0
+            loop.call_soon_threadsafe(loop.call_later, delay, setattr, self, "should_exit", True)
 
 
 if __name__ == "__main__":

@@ -230,16 +230,7 @@ def _add_unknown(wrapper: Wrapper[Any], operations: Operations) -> None:
 def _add_stack(wrapper: ObservationStackWrapper, operations: Operations) -> None:
     for key, stacks in wrapper.stacks.items():
         operations.observations[key] += [
-            {
-                "op": "stack",
-                "source": stack.source,
-                "target": stack.target,
-                "keeps_original": stack.keeps_original,
-                "n_steps": stack.n_steps,
-                "is_delta": stack.is_delta,
-                "dtype": str(stack.dtype),
-            }
-            for stack in stacks
+            {"op": "stack", **stack._asdict(), "dtype": str(stack.dtype)} for stack in stacks
         ]
 
 

@@ -117,8 +117,11 @@ def test_the_environment_of_a_used_run_names_directories(env: str, name: str) ->
 
 def test_classes_of_policies_name_directories_and_need_no_sign() -> None:
     rule = "policy._target_=maze.core.agent.dummy_cartpole_policy.DummyCartPolePolicy"
-    assert main(["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", rule, "log_base_dir=log"]) == 0
+    once = ["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", "log_base_dir=log"]
+    assert main([*once, rule]) == 0
     assert [path.name for path in Path("log").iterdir()] == ["rollout-gym_env-DummyCartPolePolicy-sequential"]
+    assert main(["policy={_target_: maze.core.agent.random_policy.RandomPolicy, masks: {}}", *once]) == 0
+    assert Path("log/rollout-gym_env-RandomPolicy-sequential").is_dir()
     cloned = ["algorithm=a2c", "env.name=CartPole-v1", f"warm_start.{rule}", "warm_start.n_steps=40"]
     assert main(["-cn", "conf_train", *TINY, *cloned, "hydra.run.dir=out"]) == 0
     assert OmegaConf.load("out/hydra_config.yaml").warm_start.policy._target_ == rule.partition("=")[2]

@@ -48,6 +48,7 @@ def test_a_further_wrapper_is_added_behind_them(name: str) -> None:
         "+wrappers.my_project.wrappers.Patient.steps=interval(1,5)",
         "~wrappers.TimeLimitWrapper",
         "wrappers=vector_obs",
+        "policy.base={_target_: my_project.Rule, level: 1}",
         "env.name=x",
         "--cfg",
     ],

@@ -89,9 +89,13 @@ def test_a_log_is_described_without_policies_and_its_propensities_are_estimated(
     share = float(out.partition("Actions, sub-step 0, action: 0 ")[2].partition("%")[0])
     assert share == pytest.approx(50.0, abs=7.0)
     assert "probabilities of actions are missing" in out
-    assert main([*command, "policies=[random_policy]", "behaviour=cloned", "runner.estimators=[wis]"]) == 0
+    policies = "policies={planned: {base: random_policy}, random: random_policy}"
+    assert main([*command, policies, "behaviour=cloned", "runner.estimators=[wis]"]) == 0
     out = capfd.readouterr().out
     assert "estimated by cloning" in out
+    assert re.search(r"^ *planned +wis +refused *$", out, re.MULTILINE)
+    assert re.search(r"^ *random +wis +\d", out, re.MULTILINE), "a refused policy leaves the estimates of the others"
+    assert re.search("^Refused: .*needs the simulator", out, re.MULTILINE)
     entropy = float(out.partition("Behaviour's entropy, sub-step 0: ")[2].partition(" ")[0])
     assert entropy == pytest.approx(np.log(2.0), abs=0.06)
-    assert "Refused" not in out
+    assert out.count("Refused") == 1

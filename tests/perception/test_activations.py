@@ -68,10 +68,10 @@ def test_activation_results_do_not_share_memory():
 
 
 @pytest.mark.parametrize("non_lin", [Tanh, nn.ReLU, nn.ELU])
-@pytest.mark.parametrize("n_rows", [3, 200])
-def test_results_in_the_memory_of_a_linear_layer_have_the_gradients_of_torch(non_lin, n_rows):
+@pytest.mark.parametrize("shape", [(3, 64), (200, 64), (10, 20, 64)])
+def test_results_in_the_memory_of_a_linear_layer_have_the_gradients_of_torch(non_lin, shape):
     torch.manual_seed(0)
-    layers, x = [Linear(64, 64), Linear(64, 64)], torch.randn(n_rows, 64, requires_grad=True)
+    layers, x = [Linear(64, 64), Linear(64, 64)], torch.randn(shape, requires_grad=True)
     inputs, before = [x, *(one for layer in layers for one in layer.parameters())], x.clone()
     found, expected = (
         nn.Sequential(layers[0], activation, layers[1], activation)(x)

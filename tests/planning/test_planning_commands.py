@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,15 @@ def test_a_what_if_plans_and_marks_the_clairvoyant(capfd: pytest.CaptureFixture[
         printed = capfd.readouterr().out
         assert "PlanningEvents.simulated_decisions" in printed
         assert ("RolloutPolicy (clairvoyant)" in printed) == ("clairvoyant" in future)
+
+
+def test_a_what_if_counts_the_planning_events_of_the_recorded_episode(capfd: pytest.CaptureFixture[str]) -> None:
+    planned = ["policy=rollout", "policy.base=base_stock", "policy.horizon=2", "policy.scenarios=2"]
+    directory = run("env=lost_sales", *planned, "runner=sequential", "runner.n_episodes=1", *SHORT)
+    change = ["what_if.step=2", "what_if.action={order: 3}"]
+    assert main(["-cn", "conf_replay", f"trajectory_data={directory}", *change]) == 0
+    (row,) = re.findall(r"PlanningEvents.simulated_decisions +(\d+) +(\d+)", capfd.readouterr().out)
+    assert row == ("4", "4"), "an event for each of the decisions 2 to 5"
 
 
 def test_the_inspector_shows_the_candidates() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -200,16 +201,17 @@ def test_options_and_runs_are_compared_by_one_command(capsys: pytest.CaptureFixt
             run_dir=f"runs/{seed}", algorithm="a2c", env="CartPole-v1", overrides=SHORTER["a2c"], silent=True
         )
         rc.train(n_epochs=1)
-    policies = "policies=[random,dummy_cartpole,runs/1,{both: runs}]"
+    shutil.copytree("runs/2", "renamed")
+    policies = "policies=[random,dummy_cartpole,runs/1,{both: runs},renamed]"
     seeds = ("seeding.env_base_seed=1", "seeding.agent_base_seed=1")
     assert compare(policies, "runner.n_episodes=8", "runner.max_episode_steps=60", *seeds) == 0
     shown = capsys.readouterr().out
     assert "8 episodes, the same for all" in shown
     found = {row["policy"]: row for row in rows("comparison.csv") if row["measure"] == "return"}
-    assert list(found) == ["random", "dummy_cartpole", "a2c 1", "both"]
+    assert list(found) == ["random", "dummy_cartpole", "a2c 1", "both", "renamed"]
     assert float(found["dummy_cartpole"]["difference_low"]) > 0
     episodes = rows("episodes.csv")
-    assert [sum(row["policy"] == name for row in episodes) for name in found] == [8, 8, 8, 16]
+    assert [sum(row["policy"] == name for row in episodes) for name in found] == [8, 8, 8, 16, 8]
     one = [row["return"] for row in episodes if row["policy"] == "a2c 1"]
     again = [row["return"] for row in episodes if row["policy"] == "both" and row["training"] == "0"]
     assert one == again, "the same training in the same episodes does the same"

@@ -281,6 +281,7 @@ def test_thresholds_come_from_a_file_or_from_the_command_line(capsys: pytest.Cap
         (["baseline=random"], "candidate: expected a training run"),
         (["baseline=random", "candidate=randon"], "baseline or candidate: randon is neither an option of policy"),
         (["baseline=random", "candidate=new.maze"], "there is no file"),
+        (["baseline=random", "candidate={_target_: gymnasium.Nope}"], "candidate: `gymnasium.Nope` does not exist"),
         (["baseline=random", "candidate=damaged.maze"], "not a complete policy bundle"),
         (["baseline=random", "candidate=random", "thresholds=nothing.yaml"], "There is no configuration file"),
         (["baseline=random", "candidate=random", "thresholds=damaged.maze"], "thresholds: "),

@@ -40,7 +40,6 @@ from maze.core.utils.config_utils import EnvFactory, read_config, read_hydra_con
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.parallelization.vector_env.vector_env_utils import decode_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from tests.interop.pettingzoo_envs import Duel
 from tests.train.parallelization.toy_envs import TwoStepCoreEnv, two_step_env
@@ -302,7 +301,7 @@ def test_statistics_of_finished_episodes_are_sent_to_the_learner() -> None:
     for _ in range(3):
         env.step(np.int64(0))
     env.reset()
-    (episode,) = map(decode_stats, env.monitored.take()[0])
+    (episode,), _ = env.monitored.take()
     assert 3.0 in episode.values()
     assert env.monitored.take() == ([], None)
 
@@ -350,7 +349,7 @@ def test_actors_of_a_structured_environment_take_turns(structured: MazeMultiAgen
     assert truncations["__all__"]
     assert set(observations) == {"0:0", "1:0"}
     structured.maze_env.reset()
-    (episode,) = map(decode_stats, structured.monitored.take()[0])
+    (episode,), _ = structured.monitored.take()
     rewards_of_episode = [value for key, value in episode.items() if key.event is BaseEnvEvents.reward]
     assert total in rewards_of_episode  # what actors earn is what the environment gives
 

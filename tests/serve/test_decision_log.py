@@ -283,7 +283,7 @@ def _until(holds: Any) -> None:
 
 def test_a_slow_disk_loses_log_lines_and_uses_no_more_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = DecisionLog(tmp_path, {}, queue_bytes=1000)
-    with writer._wake:  # the thread does not get to write meanwhile
+    with writer._lock:  # the thread does not get to write meanwhile
         for _ in range(100):
             writer.write(b"x" * 100)
         assert writer.n_lost == 90

@@ -58,7 +58,7 @@ def test_sighup_reads_bundles_and_tokens_again_and_sigterm_drains(bundle: Path, 
             process.send_signal(signal.SIGTERM)
             until(lambda: httpx.get(f"{url}/ready").status_code == 503)
             assert client.act(OBSERVATION).action == 1
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(20) == 0
         messages = [json.loads(line)["message"] for line in process.stderr or ()]
         assert any("was not reloaded" in message for message in messages)
     bundle.write_bytes(always(1))
@@ -84,7 +84,7 @@ def test_requests_before_sigterm_are_answered(bundle: Path) -> None:
             thread.start()
         until(lambda: len(answered) > 20)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(20) == 0
         for thread in threads:
             thread.join(20)
         assert set(answered) == {0}

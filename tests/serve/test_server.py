@@ -173,7 +173,9 @@ def test_sub_steps_have_endpoints_and_masks() -> None:
         with client.session() as session:  # their order is fixed, and need not be said
             assert set(session.act({**selection, mask_name: mask}).action) == {"piece_idx"}
             with pytest.raises(ServerError, match="Sub-step 1: expected as observation a mapping"):
-                session.act({"nonsense": 1})
+                session.act({"nonsense": 1}, agent_id=0)
+            with pytest.raises(ServerError, match="Agent 1 is not the next one in a fixed order"):
+                session.act({"nonsense": 1}, agent_id=1)
         paths = client.request("GET", "/openapi.json")["paths"]
         assert {"/act/0", "/act/1", "/sessions/{session}/act/0"} <= set(paths)
 

@@ -135,6 +135,7 @@ class RolloutRunner(Runner, ABC):
         env_instance_seed: int | None = None,
         agent_instance_seed: int | None = None,
         env_timeout: float | None = None,
+        where: str = "policy",
     ) -> tuple[MazeEnv[Any], Policy]:
         """Build environment and agent.
 
@@ -147,21 +148,22 @@ class RolloutRunner(Runner, ABC):
         :param env_instance_seed: Seed of the environment; `None`: it is not seeded.
         :param agent_instance_seed: Seed of the policy; `None`: it is not seeded.
         :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
+        :param where: Place of the agent in the configuration, for messages.
         """
         if input_dir:
             env_config = with_files_of(input_dir, env_config, "env")
             wrappers_config = with_files_of(input_dir, wrappers_config, "wrappers")
-            agent_config = with_files_of(input_dir, agent_config, "policy")
+            agent_config = with_files_of(input_dir, agent_config, where)
         try:
             env: Any = env_config if isinstance(env_config, MazeEnv) else EnvFactory(env_config)()
             env = WrapperFactory.wrap_from_config(env, wrappers_config or {})
             freeze_statistics(env)
             if input_dir:
                 _use_statistics_of_run(env, input_dir)
-            agent = build_policy(agent_config, {name: getattr(env, name) for name in SPACES})
+            agent = build_policy(agent_config, {name: getattr(env, name) for name in SPACES}, where)
             trained_for: Any = getattr(agent, "spaces", agent)
             if hasattr(trained_for, "require_same"):
-                trained_for.require_same(env, "policy")
+                trained_for.require_same(env, where)
         except CheckpointError as error:
             if not input_dir or isinstance(error, ForeignModuleError):
                 raise
@@ -336,9 +338,6 @@ class CheckRunner(Runner):
     n_steps: int = 200
     masks: Mapping[str, str] | None = None
 
-    def __post_init__(self) -> None:
-        self._env_factory: EnvFactory | None = None
-
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
@@ -347,7 +346,6 @@ class CheckRunner(Runner):
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
         """Print the report; findings end the command with an error."""
-        assert self._env_factory is not None
         seed = self.maze_seeding.generate_env_instance_seed()
         report = check_env(self._env_factory, self.n_steps, seed, self.masks)
         if report.findings:

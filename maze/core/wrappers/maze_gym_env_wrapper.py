@@ -148,7 +148,7 @@ def env_name(env: MazeEnv[Any]) -> str:
 
     :param env: A Maze environment without wrappers.
     """
-    foreign = getattr(env.core_env, "env", None)
+    foreign = getattr(getattr(env.core_env, "simulation", env.core_env), "env", None)  # it may be vectorised
     return type(env).__name__ if foreign is None else gym_adapters.gym_env_name(foreign)
 
 

@@ -129,7 +129,7 @@ def from_plain(value: Any) -> Any:
 
 
 def _array(content: Any) -> np.ndarray:
-    """Return an array as :func:`to_plain` wrote it; earlier releases wrote each as a tensor."""
+    """Return an array as :func:`to_plain` wrote it: as bytes, or as a tensor."""
     if isinstance(content, torch.Tensor):
         return np.asarray(content.numpy())
     dtype, shape, values = content

@@ -269,7 +269,9 @@ def test_vector_environment_is_refused_as_a_single_one_and_used_for_several():
     with pytest.raises(ConfigError, match=r"expected a single environment"):
         GymMazeEnv(vector_env)
     assert isinstance(EnvFactory(vector_env)(), GymVectorMazeEnv)
-    assert check_env(vector_env).findings == []
+    report = check_env(vector_env)
+    assert report.findings == []
+    assert str(report).startswith("CartPole-v1: ")
     vector_env.close()
 
 

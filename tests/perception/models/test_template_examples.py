@@ -445,11 +445,11 @@ def test_networks_that_do_not_fit_the_observations_are_named(policy_net, n_featu
 
 
 def test_the_built_in_shared_embedding_acts_in_numpy_and_learns():
-    built_in = "maze.perception.models.built_in.flatten_concat_shared_embedding.FlattenConcatSharedEmbedding"
+    built_in = "maze.perception.models.built_in.flatten_concat.FlattenConcat"
     config = yaml.safe_load(CUSTOM)
     sizes = {"head_units": [6], "non_lin": "torch.nn.Tanh"}
-    config["policy"]["networks"] = [{"_target_": f"{built_in}PolicyNet", "hidden_units": [8], **sizes}]
-    config["critic"]["networks"] = [{"_target_": f"{built_in}StateValueNet", **sizes}]
+    config["policy"]["networks"] = [{"_target_": f"{built_in}SharedEmbeddingPolicyNet", "hidden_units": [8], **sizes}]
+    config["critic"]["networks"] = [{"_target_": f"{built_in}SharedEmbeddingStateValueNet", **sizes}]
     composer = compose(config, GAME_OBSERVATION, GAME_ACTION)
     check_that_it_acts_and_learns(composer)
     policy = composer.policy
@@ -462,7 +462,7 @@ def test_the_built_in_shared_embedding_acts_in_numpy_and_learns():
         np.testing.assert_allclose(logits[head], value.detach().numpy(), atol=1e-5)
     assert expected.embedding_logits["latent"].shape == (2, 8)
 
-    config["policy"]["networks"] = [{"_target_": f"{built_in.rpartition('_shared')[0]}.FlattenConcatPolicyNet"}]
+    config["policy"]["networks"] = [{"_target_": f"{built_in}PolicyNet"}]
     config["policy"]["networks"][0].update(hidden_units=[8], non_lin="torch.nn.Tanh")
     with pytest.raises(ConfigError, match=r"model.critic.networks\[0\]: .*does not return `latent`"):
         compose(config, GAME_OBSERVATION, GAME_ACTION).critic

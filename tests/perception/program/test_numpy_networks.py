@@ -6,8 +6,11 @@ import torch
 from torch import nn
 
 from maze.perception.blocks import DenseBlock, InferenceBlock
-from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateValueNet
-from maze.perception.models.built_in.flatten_concat_shared_embedding import FlattenConcatSharedEmbeddingPolicyNet
+from maze.perception.models.built_in.flatten_concat import (
+    FlattenConcatPolicyNet,
+    FlattenConcatSharedEmbeddingPolicyNet,
+    FlattenConcatStateValueNet,
+)
 from maze.perception.program.network_program import in_numpy, population_in_numpy, read_program
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import TorchPopulation
 

@@ -6,7 +6,7 @@ from abc import ABC
 import cloudpickle
 
 from maze.core.log_stats.log_stats import LogStatsKey
-from maze.train.parallelization.vector_env.vector_env_utils import decode_stats, encode_stats
+from maze.train.parallelization.vector_env.vector_env_utils import PortableStats
 
 
 class Events(ABC):
@@ -14,8 +14,8 @@ class Events(ABC):
         """Something happened."""
 
 
-def send(value):
-    return pickle.loads(pickle.dumps(value))
+def send(stats):
+    return pickle.loads(pickle.dumps(PortableStats(stats)))
 
 
 def test_the_receiver_sees_its_own_event_methods_even_if_the_sender_has_copies_of_them():
@@ -23,20 +23,20 @@ def test_the_receiver_sees_its_own_event_methods_even_if_the_sender_has_copies_o
     copy = cloudpickle.loads(cloudpickle.dumps(lambda self, value: None))
     copy.__module__, copy.__qualname__ = Events.__module__, "Events.happened"
     assert copy is not Events.happened
-    first = decode_stats(send(encode_stats({LogStatsKey(copy, "mean", ("a", 1)): 2.0})))
+    first = send({LogStatsKey(copy, "mean", ("a", 1)): 2.0})
     assert first == {LogStatsKey(Events.happened, "mean", ("a", 1)): 2.0}
 
 
 def test_statistics_are_the_same_after_the_transfer():
     stats = {LogStatsKey(Events.happened, None, None): 1, LogStatsKey(Events.happened, "mean", None): [1, 2]}
-    assert decode_stats(send(encode_stats(stats))) == stats
+    assert send(stats) == stats
 
 
 def test_event_classes_unknown_to_the_receiver_are_sent_by_value():
     def local(value):
         """An event of an interface made in a function."""
 
-    (key,) = first = decode_stats(send(encode_stats({LogStatsKey(local, "sum", None): 1})))
-    assert decode_stats(send(encode_stats({LogStatsKey(local, "sum", None): 1}))) == first, "one event, not two"
+    (key,) = first = send({LogStatsKey(local, "sum", None): 1})
+    assert send({LogStatsKey(local, "sum", None): 1}) == first, "one event, not two"
     assert key.event.__qualname__ == local.__qualname__
     assert key.output_name == "sum"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from typing import Any
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
+from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import record_of
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
@@ -40,7 +40,7 @@ class CollectedBatch:
     """For each rollout, the number of updates that its policy had missed when the batch was made."""
 
 
-class EpisodeCollector:
+class EpisodeCollector(LogStatsEnv):
     """Base of classes that collect training episodes; keeps the epoch statistics of these episodes."""
 
     def __init__(self) -> None:
@@ -51,24 +51,11 @@ class EpisodeCollector:
         """Return the epoch statistics of all environments together."""
         return self.epoch_stats
 
-    def get_stats_value(
-        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
-    ) -> LogStatsValue:
-        """Return one value of the statistics of the last epoch.
-
-        :param event: Interface method of the event.
-        :param level: Level of the statistics; only `LogStatsLevel.EPOCH` is available.
-        :param name: Output name of the statistic.
-        :raises ValueError: Another level is requested.
-        """
+    @override(LogStatsEnv)
+    def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
         if level is not LogStatsLevel.EPOCH:
             raise ValueError(f"Distributed actors keep statistics of epochs only, not on the level {level.name}.")
-        value: LogStatsValue = self.epoch_stats.last_value(event, name)
-        return value
-
-    def write_epoch_stats(self) -> None:
-        """Pass the statistics of the epoch to the writers and start the next epoch."""
-        self.epoch_stats.reduce()
+        return self.epoch_stats
 
 
 @dataclass(eq=False)
@@ -143,10 +130,7 @@ class DistributedActors(EpisodeCollector, ABC):
         """Number of environments whose steps a batch contains."""
         return self.batch_size * self.envs_per_actor
 
-    @property
-    def n_rollout_envs(self) -> int:
-        """Same as :attr:`n_envs`."""
-        return self.n_envs
+    n_rollout_envs = n_envs
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -379,13 +363,12 @@ class RolloutTickets:
 
         :param waiting: Actors with finished rollouts, in the order of their arrival.
         """
-        candidates = list(waiting)
-        if not candidates:
-            return None
         # of equally old ones the first that finished
-        best = min(candidates, key=lambda actor: self._issued[actor][0])
-        issued = sorted(version for versions in self._issued for version in versions)
-        older = issued[: bisect_left(issued, self._issued[best][0])]
+        best = min(waiting, key=lambda actor: self._issued[actor][0], default=None)
+        if best is None:
+            return None
+        oldest = self._issued[best][0]
+        older = sorted(version for versions in self._issued for version in versions if version < oldest)
         for n_older, version in enumerate(older, 1):  # they must be taken before they exceed the maximum age
             updates_left = version + self.max_age - self.version
             if n_older >= self.batch_size - self._n_taken + updates_left * self.batch_size:

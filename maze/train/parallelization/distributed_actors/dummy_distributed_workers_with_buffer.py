@@ -141,21 +141,18 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             states = [structured_vector_env.begun_anew(state, state.get("problem", reason)) for state in states]
         else:
             self._turn = state_dict["turn"]
+        slices = env_slices(self.n_workers, len(self._groups))
         problems = structured_vector_env.load_joint_state(
-            env_slices(self.n_workers, len(self._groups)),
+            slices,
             {"environments": states},
             lambda states: [
                 group.generator.load_state_dict(state) for group, state in zip(self._groups, states, strict=True)
             ],
         )
         rows = state_dict.get("rows", [])
-        first = 0
-        for group in self._groups:
-            n_envs = group.columns.n_envs
-            new_episodes = [index for index in range(n_envs) if first + index in problems]
-            with_numbers = not self.replay_buffer.lacks_rows
-            group.rows.load_state(rows[first : first + n_envs], new_episodes, with_numbers)
-            first += n_envs
+        for group, envs in zip(self._groups, slices, strict=True):
+            new_episodes = [index - envs.start for index in problems if envs.start <= index < envs.stop]
+            group.rows.load_state(rows[envs], new_episodes, with_numbers=not self.replay_buffer.lacks_rows)
         return problems
 
     @override(BaseDistributedWorkersWithBuffer)

@@ -68,13 +68,10 @@ def join_rollouts(rollouts: Sequence[RolloutColumns], columns: RolloutColumns) -
             if target is not None and source is not None:
                 target[:first_tick, envs] = 0
                 target[first_tick:n_ticks, envs] = source
-        for ends, own in (
-            (columns.final_observations, rollout.final_observations),
-            (columns.terminal_observations, rollout.terminal_observations),
-        ):
-            ends += [
-                entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index) for entry in own
-            ]
+        for name in ("final_observations", "terminal_observations"):
+            for entry in getattr(rollout, name):
+                moved = entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index)
+                getattr(columns, name).append(moved)
         columns.renewed += [envs.start + index for index in rollout.renewed]
         last_actor_ids += rollout.last_actor_ids
         first_ticks.append(first_tick)
@@ -261,7 +258,7 @@ class EnvGroup:
 
     def _fragment(self, rollout: RolloutColumns | None, policy: Any, generators: Generators) -> Fragment:
         learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
-        episodes = self._episodes[:]
+        episodes: list[LogStats] = [vector_env_utils.PortableStats(episode) for episode in self._episodes]
         self._episodes.clear()
         state = policy.rng_state() if generators.state is not None else None
         return Fragment(rollout, episodes, learned if any(learned) else [], state)
@@ -277,13 +274,6 @@ class Fragment(NamedTuple):
     """Learned statistics of the wrappers of each environment; empty: no wrapper learns."""
     generators: Any = None
     """State of the policy's generators afterwards, if the learner needs it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.rollout, list(map(vector_env_utils.encode_stats, self.episodes)), *self[2:])
-
-
-def _received(rollout: RolloutColumns | None, episodes: list[Any], *rest: Any) -> Fragment:
-    return Fragment(rollout, list(map(vector_env_utils.decode_stats, episodes)), *rest)
 
 
 class EnvGroups:

@@ -91,8 +91,7 @@ class BatchedEpisodeStats:
         :param values: `[n_envs]`, or one for all.
         :param where: bool `[n_envs]`: environments in which it occurred; `None`: all.
         """
-        column = self._columns.get((event, group, name)) or self.column(event, group, name, np.asarray(values).dtype)
-        column.set(self.n_steps, values, where)
+        self.column(event, group, name, np.asarray(values).dtype).set(self.n_steps, values, where)
 
     def column(
         self, event: Callable[..., Any], group: LogStatsGroup | None, name: str | None, dtype: Any

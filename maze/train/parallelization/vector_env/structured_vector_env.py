@@ -69,19 +69,19 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     step_complete: np.ndarray
     """bool `[n_envs]`: the sub-step completed an environment step"""
 
-    actor_rewards: list[np.ndarray | None] | None
+    actor_rewards: list[np.ndarray | None] | None = None
     """By environment the rewards of the actors of a completed step; None: no environment reports them."""
 
     final_observations: dict[int, FinalObservation]
     """Environment index -> last observation, of episodes that were truncated."""
 
-    keep_terminal_observations: bool
+    keep_terminal_observations: bool = False
     """Whether `final_observations` also contains the last observations of terminated episodes."""
 
     finished_episodes: Mapping[int, LogStats]
     """Environment index -> statistics of the episode that ended, or that was interrupted by a reset."""
 
-    episode_budget: np.ndarray | None
+    episode_budget: np.ndarray | None = None
     """By environment, number of its next episodes that count in the epoch statistics; decremented by each finished
     episode. None: all episodes count. With the same number for each environment, short episodes have no larger share
     than long ones."""
@@ -90,11 +90,11 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     """Whether the environments collect whole rollouts and episodes with a policy (:meth:`roll_out`,
     :meth:`play_episodes`) and cannot be stepped one step at a time."""
 
-    autoreset_pending: np.ndarray | None
+    autoreset_pending: np.ndarray | None = None
     """Indices of environments that reset with the next step: this step ignores their actions and completes no
     environment step, and their current observations are placeholders. None: there are none."""
 
-    is_flat: bool
+    is_flat: bool = False
     """Whether there is a single actor, each of whose actions completes an environment step."""
 
     constrained: tuple[StatisticSource, ...] = ()
@@ -119,13 +119,8 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         self.terminated = np.zeros(n_envs, np.bool_)
         self.truncated = np.zeros(n_envs, np.bool_)
         self.step_complete = np.ones(n_envs, np.bool_)
-        self.actor_rewards = None
         self.final_observations = {}
         self.finished_episodes = {}
-        self.episode_budget = None
-        self.keep_terminal_observations = False
-        self.autoreset_pending = None
-        self.is_flat = False
         self.constrained_values = np.zeros((n_envs, 0), np.float32)
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
         """Statistics of finished episodes; several vector environments may share an aggregator."""

@@ -122,9 +122,9 @@ class EnvWorker(SequentialVectorEnv):
             keys = self._shared.step_keys
             self._shared.actors[self._rows] = [(keys.index(key), agent_id) for key, agent_id in self.actor_ids()]
         with_info = {index: info for index, info in enumerate(infos, first) if info}
-        finished = [
-            (first + index, vector_env_utils.encode_stats(stats)) for index, stats in self.finished_episodes.items()
-        ]
+        finished = {
+            first + index: vector_env_utils.PortableStats(stats) for index, stats in self.finished_episodes.items()
+        }
         if not (with_info or finished or self.final_observations or self.actor_rewards or self.constrained):
             return None
         finals = {first + index: tuple(final) for index, final in self.final_observations.items()}
@@ -270,7 +270,7 @@ class SubprocVectorEnv(structured_vector_env.DividedVectorEnv):
                 continue
             finished, with_info, finals, actor_rewards, constrained_values = reply
             self.constrained_values[rows] = constrained_values
-            finished_episodes.update((index, vector_env_utils.decode_stats(encoded)) for index, encoded in finished)
+            finished_episodes |= finished
             for index, info in with_info.items():
                 infos[index] = info
             for index, (actor, observation) in finals.items():

@@ -84,20 +84,18 @@ def with_stats(env: Any) -> LogStatsWrapper:
     return wrapped
 
 
-EncodedStats = list[tuple[Any, Any]]
-"""Statistics for another process: their keys as :data:`_Reference`, and their values."""
-
 # Key of a statistic: module and name of the event, pickled event, output name, group.
 _Reference = tuple[str, str, bytes, Union[str, None], Union[log_stats.LogStatsGroup, None]]
 
 
-def encode_stats(stats: log_stats.LogStats) -> EncodedStats:
-    """Encode the statistics of an episode for another process."""
-    return [(_reference_of(key), value) for key, value in stats.items()]
+class PortableStats(dict[log_stats.LogStatsKey, Any]):
+    """Statistics for another process, where their keys refer to the event methods of that process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, ([(_reference_of(key), value) for key, value in self.items()],)
 
 
-def decode_stats(encoded: EncodedStats) -> log_stats.LogStats:
-    """Decode the result of :func:`encode_stats`: its keys refer to the event methods of this process."""
+def _received(encoded: list[tuple[_Reference, Any]]) -> log_stats.LogStats:
     return {_key_of(reference): value for reference, value in encoded}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,6 @@ class SharedNoiseTable:
         self._generator.standard_normal(dtype=np.float32, out=place)
         self._is_drawn[chunk] = True
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Return size and seed: a copy draws the same numbers into its own memory."""
-        return {"count": self.count, "seed": self.seed}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["count"], seed=state["seed"])  # type: ignore[misc]  # on a fresh object
+        return partial(type(self), seed=self.seed), (self.count,)

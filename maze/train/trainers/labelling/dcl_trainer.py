@@ -14,6 +14,7 @@ from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.faults import in_simulation
+from maze.core.env.space_values import split_rows
 from maze.core.errors import ConfigError
 from maze.planning.branches import Actions, Branches, Group
 from maze.planning.planner import ActionValues, BranchSimulator, Candidates, Planner
@@ -141,7 +142,7 @@ class DCL(LabellingTrainer):
         """Return the actions of the policy, some of them replaced by random ones."""
         n_rows = len(group.rows)
         is_random = self.rng.random(n_rows) < (1.0 if act is None else self.config.exploration)
-        chosen: list[Mapping[str, Any]] = [{}] * n_rows if act is None else _each(act(group), n_rows)
+        chosen: list[Mapping[str, Any]] = [{}] * n_rows if act is None else _each(act(group))
         for index in np.flatnonzero(is_random).tolist():
             chosen[index] = self._explorer.compute_action(group.single(index), actor_id=group.actor_id)
         return chosen
@@ -164,7 +165,7 @@ class DCL(LabellingTrainer):
 
     def _label_group(self, group: Group, policy: Policy, act: Callable[[Group], Actions], planner: Planner) -> None:
         indices = np.flatnonzero(~self._walk.done[group.rows])
-        base = _each(act(group), len(group.rows))
+        base = _each(act(group))
         candidates = [self._candidates(group, index, base[index], policy) for index in indices.tolist()]
         found = _planned(self._walk, group.rows[indices], candidates, planner, self._seed(), self._label_time_left)
         compared = [index for index, each in enumerate(found) if len(each.actions) > 1]
@@ -242,8 +243,6 @@ def _planned(
     return [found[row] for row in rows.tolist()]
 
 
-def _each(actions: Actions, n_rows: int) -> list[Mapping[str, Any]]:
+def _each(actions: Actions) -> list[Mapping[str, Any]]:
     """Return actions of a group, one by one."""
-    if not isinstance(actions, Mapping):
-        return list(actions)
-    return [{head: array[index] for head, array in actions.items()} for index in range(n_rows)]
+    return list(split_rows(actions) if isinstance(actions, Mapping) else actions)

@@ -124,11 +124,10 @@ class LoggedBatches:
         named = [ActorID(*actor) for actor in zip(data.step_keys, data.agent_ids.tolist(), strict=True)]
         by_network: dict[Any, ActorID] = {}
         shared = {a: by_network.setdefault(network_key(a) if network_key else a, a) for a in dict.fromkeys(named)}
-        named = [shared[actor] for actor in named]
         self.actors = list(by_network.values())
         """The first actor of each policy network, in the order of their first decisions."""
         numbers = {actor: number for number, actor in enumerate(self.actors)}
-        actors = np.array([numbers[actor] for actor in named])
+        actors = np.array([numbers[shared[actor]] for actor in named])
         next_actors = np.roll(actors, -1)
         next_actors[data.episode_starts[1:] - 1] = actors[data.episode_starts[:-1]]
         discounts = data.discounts(gamma)

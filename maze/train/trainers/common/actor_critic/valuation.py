@@ -176,7 +176,7 @@ class RolloutBatch:
     def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[RolloutBatch]:
         """Divide the whole batch in random order evenly into minibatches.
 
-        :param batch_size: Largest number of environment steps in a minibatch.
+        :param batch_size: Largest number of environment steps in a minibatch, before sizes are rounded.
         :param generator: Source of the order.
         """
         # Where environments wait for different actors, a part may have fewer rows than there are minibatches.

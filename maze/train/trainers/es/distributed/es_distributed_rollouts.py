@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, decode_stats, encode_stats
-
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_model import TorchModel
@@ -50,13 +48,6 @@ class Outcome(NamedTuple):
     n_steps: int
     observed: Moments | None = None
     """Observation statistics; `None`: they are not needed."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (encode_stats(self.stats), *self[1:])
-
-
-def _received(stats: EncodedStats, *rest: Any) -> Outcome:
-    return Outcome(decode_stats(stats), *rest)
 
 
 class EpisodeSeeds:

@@ -24,7 +24,7 @@ from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.utils.worker_pool import LocalPool, Maker, TaskPool, unpublished
 from maze.perception.program.network_program import Rows, population_in_numpy
-from maze.train.parallelization.vector_env.vector_env_utils import is_flat_env, with_stats
+from maze.train.parallelization.vector_env.vector_env_utils import PortableStats, is_flat_env, with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
 from maze.train.trainers.es import es_utils
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
@@ -446,7 +446,8 @@ class Players:
         """Return the outcome of an episode and move the last running episode to its row."""
         slot = self._slots[row]
         observed = self._observed.of(row) if slot.episode.sign else None
-        outcome = Outcome(published_stats(slot.env), float(slot.episode_return), slot.n_steps, observed)
+        stats = PortableStats(published_stats(slot.env))
+        outcome = Outcome(stats, float(slot.episode_return), slot.n_steps, observed)
         self._restore_policy()
         self._n_active -= 1
         last = self._n_active
