@@ -34,9 +34,7 @@ class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
     @classmethod
     @override(TorchProbabilityDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
-        require_space(action_space, spaces.MultiBinary, cls)
-        assert action_space.shape is not None
-        return tuple(action_space.shape)
+        return require_space(action_space, spaces.MultiBinary, cls).shape
 
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor, per_bit: bool = False) -> torch.Tensor:

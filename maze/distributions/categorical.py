@@ -40,9 +40,7 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
     @classmethod
     @override(TorchProbabilityDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
-        require_space(action_space, spaces.Discrete, cls)
-        assert isinstance(action_space, spaces.Discrete)
-        return (int(action_space.n),)
+        return (int(require_space(action_space, spaces.Discrete, cls).n),)
 
     def require_valid(self, head: str = "action") -> None:
         """Refuse rows that have no valid action.

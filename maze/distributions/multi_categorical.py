@@ -40,8 +40,7 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
         :return: One number: the sum of the numbers of choices.
         :raises ConfigError: It is no `MultiDiscrete` space, or does not start at 0.
         """
-        require_space(action_space, spaces.MultiDiscrete, cls)
-        return (int(action_space.nvec.sum()),)
+        return (int(require_space(action_space, spaces.MultiDiscrete, cls).nvec.sum()),)
 
     def require_valid(self, head: str = "action") -> None:
         """Refuse rows in which some component has no valid choice.

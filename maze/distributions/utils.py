@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from gymnasium import spaces
 
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.distributions.distribution import ProbabilityDistribution
+
+SpaceType = TypeVar("SpaceType", bound=spaces.Space[Any])
 
 
 def atanh(x: torch.Tensor) -> torch.Tensor:
@@ -32,8 +34,8 @@ def tensor_clamp(x: torch.Tensor, t_min: torch.Tensor, t_max: torch.Tensor) -> t
     return torch.maximum(torch.minimum(x, t_max), t_min)
 
 
-def require_space(action_space: Any, space_type: type[Any], distribution: type[Any]) -> None:
-    """Refuse spaces that a distribution cannot serve.
+def require_space(action_space: Any, space_type: type[SpaceType], distribution: type[Any]) -> SpaceType:
+    """Refuse spaces that a distribution cannot serve; return the others.
 
     :param action_space: Space of an action head.
     :param space_type: Type of space that the distribution needs.
@@ -49,6 +51,7 @@ def require_space(action_space: Any, space_type: type[Any], distribution: type[A
         )
     if np.any(np.asarray(getattr(action_space, "start", 0)) != 0):
         raise ConfigError(f"{action_space} does not start at 0; shift it in the environment's action conversion.")
+    return action_space
 
 
 def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
@@ -90,19 +93,17 @@ def box_logits_shape(action_space: Any, distribution: type[Any], is_bounded: boo
     :return: The shape without batch dimensions: that of the space with its last dimension doubled; `(2,)` for a scalar.
     :raises ConfigError: The distribution cannot serve the space.
     """
-    require_space(action_space, spaces.Box, distribution)
+    box = require_space(action_space, spaces.Box, distribution)
     if is_bounded:
-        require_bounds(action_space, distribution)
-    shape = action_space.shape
+        require_bounds(box, distribution)
+    shape = box.shape
     return (*shape[:-1], 2 * shape[-1]) if shape else (2,)
 
 
 def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the two halves of the logits, each `[..., *action_space.shape]`."""
     first, second = logits.chunk(2, dim=-1)
-    if not action_space.shape:
-        return first.squeeze(-1), second.squeeze(-1)
-    return first, second
+    return (first, second) if action_space.shape else (first.squeeze(-1), second.squeeze(-1))
 
 
 def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:

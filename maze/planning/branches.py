@@ -17,7 +17,7 @@ from maze.core.env.space_values import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
-from maze.core.wrappers.wrapper import Wrapper
+from maze.core.wrappers.wrapper import PassiveWrapper
 from maze.utils.check_env import has_chance
 
 
@@ -374,7 +374,7 @@ def chance_in(env: Any, where: str) -> bool:
 
 def without_recorders(env: Any) -> Any:
     """Return the environment inside of wrappers that only record."""
-    while issubclass(type(env), Wrapper) and type(env).records_only:
+    while issubclass(type(env), PassiveWrapper):
         env = env.env
     return env
 

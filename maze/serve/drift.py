@@ -76,7 +76,7 @@ def _component(values: Array) -> tuple[dict[str, Any], Array]:
             return {"values": found.astype(np.int64).tolist(), "shares": (counts / n_values).tolist()}, places
     values = values.astype(np.float64)
     edges = np.quantile(values, _LEVELS)
-    places = bins(edges, values)
+    places = np.digitize(values, edges)
     component = {
         "min": float(values.min()),
         "max": float(values.max()),
@@ -84,11 +84,6 @@ def _component(values: Array) -> tuple[dict[str, Any], Array]:
         "shares": (np.bincount(places, minlength=len(edges) + 1) / n_values).tolist(),
     }
     return component, places
-
-
-def bins(edges: Any, values: Any) -> Array:
-    """Return the bins of values, from 0 to the number of edges."""
-    return np.searchsorted(np.asarray(edges), np.asarray(values), side="right")
 
 
 def effective_samples(places: Array, n_parts: int = 1, n_batches: Sequence[int] = (4, 10)) -> float:
@@ -278,7 +273,7 @@ class _EntrySummary:
             of effective samples. Components with too few effective samples have no index.
         """
         n = len(samples)
-        places = [bins(edges, samples[:, index]) for index, edges in enumerate(self._edges)]
+        places = [np.digitize(samples[:, index], edges) for index, edges in enumerate(self._edges)]
         # Few observations do not distinguish rare changes of the training from a constant.
         most = n / np.maximum(1.0, self._interval / stride)
         n_effective = np.minimum(most, [effective_samples(each, 2, [10]) for each in places])

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -90,8 +89,6 @@ class Process(multiprocessing.Process):
         self, target: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(target=target, args=tuple(args), kwargs=dict(kwargs or {}))
-        self._receiver: Connection
-        self._sender: Connection
         self._receiver, self._sender = multiprocessing.Pipe(duplex=False)
         self._outcome: tuple[bool, Any] | None = None
 

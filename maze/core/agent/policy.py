@@ -254,8 +254,7 @@ class HiddenStatesByEnvironment:
     """Hidden states of a policy by environment, where the policy manages them itself."""
 
     def __init__(self) -> None:
-        self.by_context: WeakKeyDictionary[EnvironmentContext, tuple[int, HiddenStates, _Evaluations]]
-        self.by_context = WeakKeyDictionary()
+        self.by_context = WeakKeyDictionary["EnvironmentContext", tuple[int, HiddenStates, _Evaluations]]()
         """Number of the episode, its hidden states, and the latest evaluations of its actors."""
 
     def now(self, policy: Any, env: Any, actor: ActorID | None) -> StatesOfActor:

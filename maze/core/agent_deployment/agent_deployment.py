@@ -98,7 +98,6 @@ class AgentDeployment:
         self._lock = threading.Lock()
 
         self.env: Any
-        self.policy: Policy
         self.env, self.policy = RolloutRunner.init_env_and_agent(env, wrappers or {}, 0, policy, input_dir)
         if isinstance(self.env, ObservationNormalizationWrapper):
             self.env.get_statistics()  # raises an error early if they are missing

@@ -81,9 +81,7 @@ def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
         return None
     if isinstance(value[0], tuple):  # pairs of a category and the number of categories
         return np.asarray([category for category, _ in value])
-    if np.ndim(value[0]) > 0:
-        return np.concatenate([np.ravel(part) for part in value])
-    return np.asarray(value)
+    return np.concatenate([np.ravel(part) for part in value]) if np.ndim(value[0]) > 0 else np.asarray(value)
 
 
 def scalar_value(value: Any) -> float | None:
@@ -94,9 +92,7 @@ def scalar_value(value: Any) -> float | None:
     if isinstance(value, (bool, int, float, np.number)):
         return float(value)
     item = getattr(value, "item", None)
-    if item is not None and getattr(value, "size", None) == 1:
-        return float(item())
-    return None
+    return float(item()) if item is not None and getattr(value, "size", None) == 1 else None
 
 
 def columns_of(name: str, value: Any) -> dict[str, float]:

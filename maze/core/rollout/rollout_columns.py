@@ -376,9 +376,6 @@ class SubstepColumns:
             "ticks": np.zeros(capacity + 1, np.int64),
             "valid": np.zeros(leading, np.bool_),
         }
-        self.observation_rows: list[Row]
-        self.action_rows: list[Row]
-        self.logits_rows: list[Row | None]
         self._make_row_views()
         self.observations: Row
         """`[n_rows + 1, n_envs, ...]`; the last row is the observation after the rollout."""

@@ -338,9 +338,6 @@ class CheckRunner(Runner):
     n_steps: int = 200
     masks: Mapping[str, str] | None = None
 
-    def __post_init__(self) -> None:
-        self._env_factory: EnvFactory | None = None
-
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
@@ -349,7 +346,6 @@ class CheckRunner(Runner):
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
         """Print the report; findings end the command with an error."""
-        assert self._env_factory is not None
         seed = self.maze_seeding.generate_env_instance_seed()
         report = check_env(self._env_factory, self.n_steps, seed, self.masks)
         if report.findings:

@@ -9,7 +9,7 @@ from maze.console.runs import Progress
 from maze.core.annotations import override
 from maze.core.env.faults import closed
 from maze.core.env.maze_env import MazeEnv
-from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, has_display, recorded
+from maze.core.rollout.recording import RolloutReport, has_display, recorded
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
@@ -44,9 +44,6 @@ class SequentialRolloutRunner(RolloutRunner):
         self.render = render
         every_k = int(record_pages) if isinstance(record_pages, bool) else record_pages
         self.record_pages = whole_number("runner.record_pages", every_k, at_least=0)
-        self._recorder: EpisodeRecorder | None = None
-        self._report: RolloutReport | None = None
-        self._progress: Progress | None = None
 
     @override(RolloutRunner)
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
@@ -84,8 +81,5 @@ class SequentialRolloutRunner(RolloutRunner):
 
     def update_progress(self) -> None:
         """Add the report of the finished episode, and update the progress bar."""
-        assert self._recorder is not None
-        assert self._report is not None
-        assert self._progress is not None
         self._report.add(self._recorder.get_last_episode_data())
         self._progress.update()

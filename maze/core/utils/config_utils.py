@@ -239,9 +239,7 @@ class CheckedConfig:
 
 def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Convert a list to a mapping from indices; mappings are returned unchanged."""
-    if isinstance(list_or_dict, Mapping):
-        return list_or_dict
-    return dict(enumerate(list_or_dict))
+    return list_or_dict if isinstance(list_or_dict, Mapping) else dict(enumerate(list_or_dict))
 
 
 def with_files_of(directory: str | Path, config: Any, key: str) -> Any:

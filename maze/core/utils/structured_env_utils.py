@@ -34,7 +34,7 @@ def _merged(by_step_key: Mapping[StepKeyType, Mapping[str, T]], what: str) -> di
     for step_key, entries in by_step_key.items():
         for name, entry in entries.items():
             if name in merged and merged[name] != entry:
-                other = f"{merged[name]} in another sub-step; rename one of them"
+                other = f"{merged[name]} in another sub-step; rename one of them in its conversion"
                 raise EnvironmentContractError(
                     f"`{name}` of sub-step {step_key!r} has the {what} {entry}, but {other}."
                 )

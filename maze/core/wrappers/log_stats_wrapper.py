@@ -27,7 +27,7 @@ from maze.core.log_events.monitoring_events import DiscreteActionEvents
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, StatsContext, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
-from maze.core.wrappers.wrapper import Wrapper
+from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 
 # Name of an action that is not part of a dictionary.
 _SINGLE_ACTION = "action"
@@ -35,7 +35,7 @@ _SINGLE_ACTION = "action"
 _Head = tuple[str, list[int], Callable[[int], None]]
 
 
-class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
+class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
     """Collect step, episode and epoch statistics of the wrapped environment.
 
     The statistics and KPIs of an episode are calculated at the next `reset`; an episode that is reset before its end
@@ -46,8 +46,6 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); `None`: only collect them.
     """
 
-    keeps_observations_and_actions = True
-    records_only = True
     # Bound methods of lists would refer to the lists of the original.
     TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_actor_id", "_heads_by_key", "_only_heads", "_rewards")
     CLONED = ("_pending_reward", "_is_step_pending", "_keeps_log", "_step_keys", "_is_done", "_n_taken")

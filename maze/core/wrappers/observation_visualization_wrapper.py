@@ -13,7 +13,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.log_stats import event_decorators
 from maze.core.utils.factory import locate
 from maze.core.wrappers.monitoring_wrapper import named_values, step_key_name
-from maze.core.wrappers.wrapper import Wrapper
+from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 
 PlotFunction = Callable[..., Any]
 
@@ -65,7 +65,7 @@ class ObservationVisualizationEvents(ABC):
         """
 
 
-class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
+class ObservationVisualizationWrapper(PassiveWrapper[MazeEnv[Any]]):
     """Draw the observations of each epoch and show them among TensorBoard's images.
 
     The function is called as `plot_function(value=[observation, ...], groups=("step_key_0", "name"))` once for each
@@ -76,9 +76,6 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
     :param env: The environment.
     :param plot_function: Dotted path of the function, or the function itself. None: nothing is drawn.
     """
-
-    keeps_observations_and_actions = True
-    records_only = True
 
     CLONED = ("_observation",)
 

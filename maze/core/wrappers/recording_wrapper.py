@@ -22,10 +22,10 @@ from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, Spa
 from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
 from maze.core.utils.files import file_stem
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer, latest_picture
-from maze.core.wrappers.wrapper import Wrapper
+from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 
 
-class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
+class ActionRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
     """Write the seed and the actions of each episode into a file, from which the episode can be replayed.
 
     `ReplayRecordedActionsPolicy` repeats the actions. The episode is the same if the randomness of the environment
@@ -36,8 +36,6 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
     :param output_dir: Directory of the files.
     """
 
-    keeps_observations_and_actions = True
-    records_only = True
     CLONED = ("_next_seed", "episode_record")
 
     def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "action_records") -> None:
@@ -101,9 +99,7 @@ def with_frames(env: Any, every_k_steps: int = 1) -> Any:
     :param env: A Maze environment.
     :param every_k_steps: Record a frame only every so many environment steps.
     """
-    if not draws_frames_only(env):
-        return env
-    return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps)
+    return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps) if draws_frames_only(env) else env
 
 
 def can_be_drawn(env: Any) -> bool:
@@ -124,7 +120,7 @@ def can_be_drawn(env: Any) -> bool:
     return True
 
 
-class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
+class FrameRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
     """Record a frame for each state of an episode, so that recorded trajectories can be viewed.
 
     gymnasium environments draw their current state only. With this wrapper their renderer shows the frames of the
@@ -136,9 +132,6 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     :param every_k_steps: Record a frame only every so many environment steps.
     :raises ConfigError: The environment draws no pictures, or `every_k_steps` is below 1.
     """
-
-    keeps_observations_and_actions = True
-    records_only = True
 
     def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1) -> None:
         if every_k_steps < 1:
@@ -208,7 +201,7 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self._renderer.frames = dict(env._renderer.frames)
 
 
-class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
+class ParquetRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
     """Write each episode as a table in a Parquet file, `<episode id>.parquet`, with a row for each sub-step.
 
     :class:`~maze.core.trajectory_recording.writers.trajectory_writer_file.ParquetColumns` documents the columns. Key
@@ -221,8 +214,6 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
     :raises ConfigImportError: pyarrow is missing.
     """
 
-    keeps_observations_and_actions = True
-    records_only = True
     CLONED = ("_rows", "_observation")  # observations are replaced, never written to
 
     propensities: Callable[[Sequence[SpacesRecord]], np.ndarray | None] | None = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigError
-from maze.core.utils.config_utils import whole_number
-from maze.core.wrappers.wrapper import Wrapper
+from maze.core.errors import ConfigError, ConfigValueError
+from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 from maze.utils.timeout import Timeout
 
 
@@ -51,8 +51,11 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
         :raises ConfigError: It is negative, or not a whole number.
         """
-        limit = whole_number("TimeLimitWrapper.max_episode_steps", max_episode_steps or 0, at_least=0)
-        self._max_episode_steps = limit or None
+        limit: Any = max_episode_steps or 0
+        if not isinstance(limit, Integral) or limit < 0:  # `config_utils.whole_number` would be a circular import
+            expected = "expected a whole number of at least 0, or none"
+            raise ConfigValueError(f"TimeLimitWrapper.max_episode_steps: {expected}, found {limit!r}.")
+        self._max_episode_steps = max_episode_steps or None
 
     def remaining_steps(self) -> int | None:
         """Return the environment steps until the episode is cut off; None: there is no limit."""
@@ -107,7 +110,7 @@ def time_limited(env_factory: Callable[[], Any], max_episode_steps: int) -> Any:
     return TimeLimitWrapper.wrap(env_factory(), max_episode_steps=max_episode_steps)
 
 
-class CallTimeLimitWrapper(Wrapper[Any]):
+class CallTimeLimitWrapper(PassiveWrapper[Any]):
     """Raise a `TimeoutError` in a step or reset that takes too long; its traceback shows the position.
 
     Native code is interrupted when it returns to Python, not before. The limit applies in the main thread of a process
@@ -116,9 +119,6 @@ class CallTimeLimitWrapper(Wrapper[Any]):
     :param env: The environment to wrap.
     :param seconds: Longest duration of a call; fractions are allowed.
     """
-
-    keeps_observations_and_actions = True
-    records_only = True
 
     def __init__(self, env: Any, seconds: float) -> None:
         self.seconds = checked_time_limit("seconds", seconds)

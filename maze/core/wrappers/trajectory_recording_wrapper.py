@@ -20,10 +20,10 @@ from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, GymRenderer
-from maze.core.wrappers.wrapper import Wrapper
+from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 
 
-class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
+class TrajectoryRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
     """Record the states, actions and events of each episode for the registered trajectory writers.
 
     One record per environment step, containing a record of each sub-step if the simulation has sub-steps, and a last
@@ -33,9 +33,6 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     :param env: Environment to record.
     """
-
-    keeps_observations_and_actions = True
-    records_only = True
 
     def __init__(self, env: gymnasium.Env[Any, Any] | MazeEnv[Any]) -> None:
         if not isinstance(env, MazeEnv):

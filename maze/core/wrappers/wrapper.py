@@ -122,9 +122,6 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     keeps_observations_and_actions: ClassVar[bool] = False
     """Whether observations and actions are those without this wrapper, of recorded states as well."""
 
-    records_only: ClassVar[bool] = False
-    """Whether the wrapper has no influence on the agent: copies for planning leave it out."""
-
     def __init__(self, env: EnvType) -> None:
         self.env = env
 
@@ -285,6 +282,12 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The inherited method uses `__class__`, which is not the class to create.
         return _new_instance, (type(self),), self.__getstate__()
+
+
+class PassiveWrapper(Wrapper[EnvType]):
+    """Base of wrappers without influence on the agent, such as recorders: copies for planning leave them out."""
+
+    keeps_observations_and_actions = True
 
 
 def _new_instance(wrapper_type: type[Wrapper[Any]]) -> Wrapper[Any]:

@@ -17,8 +17,9 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
+from maze.core.utils.structured_env_utils import flat_structured_space
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.builders.base import build
 from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
@@ -68,18 +69,11 @@ class BaseModelComposer(ABC):
         self.action_spaces_dict = action_spaces_dict
         self.observation_spaces_dict = observation_spaces_dict
         self.agent_counts_dict = agent_counts_dict
-        heads: dict[str, spaces.Space[Any]] = {}
-        for step_key, space in action_spaces_dict.items():
-            for head, subspace in space.spaces.items():
-                if heads.setdefault(head, subspace) != subspace:
-                    raise ConfigError(
-                        f"The action head `{head}` is {heads[head]} in one sub-step and {subspace} in sub-step "
-                        f"{step_key!r}. Rename one of them in its action conversion."
-                    )
         try:
-            self.distribution_mapper = DistributionMapper(spaces.Dict(heads), distribution_mapper_config)
+            heads = flat_structured_space(action_spaces_dict)
+            self.distribution_mapper = DistributionMapper(heads, distribution_mapper_config)
             """Distributions of the action heads of all sub-steps."""
-        except ConfigError as error:
+        except (ConfigError, EnvironmentContractError) as error:
             raise ConfigError(f"model: {error}") from error
         self.distribution_mapper.candidate_heads = frozenset(candidates_of(action_spaces_dict, observation_spaces_dict))
 

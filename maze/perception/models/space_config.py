@@ -134,9 +134,7 @@ def _fit(one: Any, other: Any, bounds: bool, any_number: bool = False) -> bool:
         return (one.shape or ())[1:] == (other.shape or ())[1:]
     if isinstance(one, spaces.Dict):
         return one.keys() == other.keys() and all(_fit(one[key], other[key], bounds) for key in one)
-    if isinstance(one, spaces.Box) and not bounds:
-        return bool(one.shape == other.shape)
-    return bool(one == other)
+    return bool(one.shape == other.shape if isinstance(one, spaces.Box) and not bounds else one == other)
 
 
 def _no_rule(module_name: str, global_name: str) -> Rule:

@@ -208,7 +208,7 @@ def test_mistakes_are_named_by_their_place(changes, message):
 
 def test_one_head_name_with_two_spaces_is_refused():
     clash = {**TWO_STEPS, "action_spaces_dict": {"select": ACTION, "cut": spaces.Dict({"action": spaces.Discrete(9)})}}
-    with pytest.raises(ConfigError, match=r"`action` is Discrete"):
+    with pytest.raises(ConfigError, match=r"`action` of sub-step 'cut' has the space Discrete\(9\), but Discrete"):
         compose(model(), clash)
 
 

@@ -169,9 +169,7 @@ def _trajectory(episode: Any, step_key: Any, of_states: bool) -> TrajectoryRecor
 def _at(values: Any, t: int) -> Any:
     if isinstance(values, Mapping):
         return {key: _at(value, t) for key, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_at(value, t) for value in values)
-    return values[t]
+    return tuple(_at(value, t) for value in values) if isinstance(values, tuple) else values[t]
 
 
 def _entries(value: Any, name: str) -> dict[str, Any]:
@@ -236,6 +234,4 @@ def _alike(one: Any, other: Any) -> bool:
         return names_fit and all(_alike(one[key], other[key]) for key in one.spaces)
     if isinstance(one, spaces.Tuple):
         return len(one) == len(other) and all(_alike(*pair) for pair in zip(one, other, strict=True))
-    if isinstance(one, spaces.Box):
-        return bool(one.shape == other.shape)
-    return bool(one == other)
+    return bool(one.shape == other.shape if isinstance(one, spaces.Box) else one == other)

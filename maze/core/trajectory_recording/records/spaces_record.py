@@ -168,9 +168,7 @@ def to_numpy(value: Any) -> Any:
         return {key: to_numpy(item) for key, item in value.items()}
     if is_tensor(value):
         return value.detach().cpu().numpy()
-    if isinstance(value, (list, tuple)):
-        return np.asarray(value)
-    return value
+    return np.asarray(value) if isinstance(value, (list, tuple)) else value
 
 
 def to_torch(value: Any, device: str) -> Any:

@@ -314,9 +314,7 @@ def _plain(value: Any) -> Any:
     """Convert a value for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    if hasattr(value, "_asdict"):
-        return value._asdict()
-    return str(value)
+    return value._asdict() if hasattr(value, "_asdict") else str(value)
 
 
 def _propensity(info: Mapping[str, Any]) -> float | None:

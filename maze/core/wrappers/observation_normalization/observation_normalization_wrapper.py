@@ -93,8 +93,7 @@ class ObservationNormalizationWrapper(wrapper.SubstepObservationWrapper):
         :param containing_submodule: The module, a package of modules, or the path of either.
         """
         module = containing_submodule
-        if isinstance(module, str):
-            module = importlib.import_module(module)
+        module = importlib.import_module(module) if isinstance(module, str) else module
         for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
             importlib.import_module(f"{module.__name__}.{found.name}")
 

@@ -68,13 +68,10 @@ def join_rollouts(rollouts: Sequence[RolloutColumns], columns: RolloutColumns) -
             if target is not None and source is not None:
                 target[:first_tick, envs] = 0
                 target[first_tick:n_ticks, envs] = source
-        for ends, own in (
-            (columns.final_observations, rollout.final_observations),
-            (columns.terminal_observations, rollout.terminal_observations),
-        ):
-            ends += [
-                entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index) for entry in own
-            ]
+        for name in ("final_observations", "terminal_observations"):
+            for entry in getattr(rollout, name):
+                moved = entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index)
+                getattr(columns, name).append(moved)
         columns.renewed += [envs.start + index for index in rollout.renewed]
         last_actor_ids += rollout.last_actor_ids
         first_ticks.append(first_tick)

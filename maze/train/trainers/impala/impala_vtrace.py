@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,24 +48,16 @@ class VTrace(ReturnFunction):
             trace_lambda = torch.where(
                 trajectories.step_complete if trajectories.acts is None else trajectories.acts, trace_lambda, 1.0
             )
-        sum_of_rewards = torch.stack(trajectories.rewards).sum(0)
+        discounts, rewards = discounts.masked_fill(terminated, 0.0), trajectories.rewards
+        if not trajectories.has_own_rewards:
+            rewards = [torch.stack(rewards).sum(0)] * len(trajectories.values)
         log_rhos = log_rhos_by_trajectory(trajectories.log_rhos, terminated | truncated, len(trajectories.values))
+        clips = self.clip_rho_threshold, self.clip_pg_rho_threshold
+        common: dict[str, Any] = {"truncated": truncated, "trace_lambda": trace_lambda}
+        terms = zip(log_rhos, rewards, trajectories.values, trajectories.next_values, strict=True)
         returns = [
-            from_importance_weights(
-                log_rhos[index],
-                discounts.masked_fill(terminated, 0.0),
-                trajectories.rewards[index] if trajectories.has_own_rewards else sum_of_rewards,
-                values,
-                next_values[-1],
-                self.clip_rho_threshold,
-                self.clip_pg_rho_threshold,
-                truncated=truncated,
-                final_values=next_values,
-                trace_lambda=trace_lambda,
-            )
-            for index, (values, next_values) in enumerate(
-                zip(trajectories.values, trajectories.next_values, strict=True)
-            )
+            from_importance_weights(log_rho, discounts, reward, values, ends[-1], *clips, final_values=ends, **common)
+            for log_rho, reward, values, ends in terms
         ]
         advantages = [entry.pg_advantages for entry in returns]
         if len(returns) == 1:
@@ -212,17 +204,11 @@ def from_logits(
     behaviour, _ = log_probs_from_logits_and_actions_and_spaces(behaviour_policy_logits, actions, distribution_mapper)
     target, _ = log_probs_from_logits_and_actions_and_spaces(target_policy_logits, actions, distribution_mapper)
     log_rhos = get_log_rhos(target, behaviour)
+    by_trajectory = log_rhos_by_trajectory(log_rhos, discounts == 0.0, len(values))
+    clips = clip_rho_threshold, clip_pg_rho_threshold
     returns = [
-        from_importance_weights(
-            stream_log_rhos,
-            discounts,
-            rewards,
-            values[stream],
-            bootstrap_value[stream],
-            clip_rho_threshold,
-            clip_pg_rho_threshold,
-        )
-        for stream, stream_log_rhos in enumerate(log_rhos_by_trajectory(log_rhos, discounts == 0.0, len(values)))
+        from_importance_weights(log_rho, discounts, rewards, of_steps, of_end, *clips)
+        for log_rho, of_steps, of_end in zip(by_trajectory, values, bootstrap_value, strict=True)
     ]
     advantages = [entry.pg_advantages for entry in returns]
     if len(values) == 1:

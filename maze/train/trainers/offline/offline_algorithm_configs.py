@@ -37,6 +37,9 @@ class OfflineConfig(AlgorithmConfig):
     batch_size: Count = 256
     """Number of decisions in the batch of each policy network."""
 
+    tau: Share = 0.005
+    """Step size of the target networks; 1 copies the weights."""
+
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy in the environment between epochs (or its configuration); `None`: no evaluation, the weights
     of the last epoch are kept."""
@@ -59,9 +62,6 @@ class IQLConfig(OfflineConfig):
     max_weight: Positive = 100.0
     """Largest weight of an action in the policy's regression."""
 
-    tau: Share = 0.005
-    """Step size of the target networks of the critic."""
-
 
 @dataclass(kw_only=True)
 class CQLConfig(OfflineConfig):
@@ -72,9 +72,6 @@ class CQLConfig(OfflineConfig):
 
     alpha: Amount = 1.0
     """Weight of the conservative term; 0 is double DQN."""
-
-    tau: Share = 0.005
-    """Step size of the target networks; 1 copies the weights."""
 
     target_update_interval: Count = 1
     """Number of updates between two steps of the target networks."""
@@ -100,6 +97,3 @@ class TD3BCConfig(OfflineConfig):
 
     target_noise_clip: Amount = 0.5
     """Largest noise of target actions."""
-
-    tau: Share = 0.005
-    """Step size of the target networks."""

@@ -183,7 +183,7 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
             raise ConfigError(f"{type(self).__name__}: the scale must be positive, found {dict(stats)}.")
         self._statistics = statistics
         with np.errstate(all="ignore"):
-            single = offset.astype(np.float32), scale.astype(np.float32)
+            single: tuple[np.ndarray, np.ndarray] = offset.astype(np.float32), scale.astype(np.float32)
         is_exact = np.dtype(self._observation_space.dtype).name in _EXACT_IN_FLOAT32
         suffices = (
             is_exact
@@ -191,8 +191,6 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
             and (np.abs(offset) + scale < _FLOAT32_LIMIT).all()
             and (single[1] >= np.finfo(np.float32).tiny).all()
         )
-        self._offset: np.ndarray
-        self._scale: np.ndarray
         self._offset, self._scale = single if suffices else (offset, scale)
         self._dtype = self._offset.dtype
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.base_env import is_truncated
-from maze.core.env.space_values import dict_specs
+from maze.core.env.space_values import usual_values
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.rollout.rollout_columns import RolloutColumns
@@ -22,8 +22,8 @@ from maze.train.trainers.common.replay_buffer.transitions import Arrays, Transit
 
 logger = logging.getLogger(__name__)
 
-Zeros = Sequence[Sequence[Union[Arrays, None]]]
-"""Values of missing observations and actions, by actor."""
+Missing = Sequence[Sequence[Union[Arrays, None]]]
+"""Values in place of missing observations and actions, by actor."""
 
 # Stands for the number of the row before of the same environment, which has none yet.
 _ROW_BEFORE = -2
@@ -43,43 +43,45 @@ class _Step:
     is_complete: bool = False
 
 
-def _stacked(steps: Sequence[_Step], n_actors: int, zeros: Zeros | None = None) -> TransitionRows:
+def _stacked(steps: Sequence[_Step], n_actors: int, missing: Missing | None = None) -> TransitionRows:
     """Convert steps to rows.
 
     :param steps: The steps.
     :param n_actors: Number of actors of a complete step.
-    :param zeros: Values of missing observations and actions, by actor; `None`: zeros like those of other steps.
+    :param missing: Values in place of missing observations and actions, by actor; `None`: those of another step.
     """
-    observation_zeros, action_zeros = zeros or [[None] * n_actors] * 2
+    no_observations, no_actions = missing or [[None] * n_actors] * 2
 
-    def stacked(values: Sequence[list[Any]], zeros: Sequence[Arrays | None]) -> list[Arrays]:
+    def stacked(values: Sequence[list[Any]], missing: Sequence[Arrays | None]) -> list[Arrays]:
         """Return arrays by actor."""
-        each = [[of_step[index] if index < len(of_step) else None for of_step in values] for index in range(len(zeros))]
-        return [_stack(of_actor, zero) for of_actor, zero in zip(each, zeros, strict=True)]
+        each = [[of_step[index] if index < len(of_step) else None for of_step in values] for index in range(n_actors)]
+        return [_stack(*pair) for pair in zip(each, missing, strict=True)]
 
     padding = [[0.0] * (n_actors - len(step.rewards)) for step in steps]
-    rewards = [step.rewards + missing for step, missing in zip(steps, padding, strict=True)]
+    rewards = [step.rewards + zeros for step, zeros in zip(steps, padding, strict=True)]
     return TransitionRows(
-        observations=stacked([step.observations for step in steps], observation_zeros),
-        actions=stacked([step.actions for step in steps], action_zeros),
+        observations=stacked([step.observations for step in steps], no_observations),
+        actions=stacked([step.actions for step in steps], no_actions),
         rewards=np.array(rewards, np.float32).reshape(len(steps), n_actors),
-        next_observation=_stack([step.next_observation for step in steps], observation_zeros[0]),
+        next_observation=_stack([step.next_observation for step in steps], no_observations[0]),
         terminated=np.array([step.terminated for step in steps], np.bool_),
         n_substeps=np.array([len(step.rewards) for step in steps], np.int64),
         follows=np.array([step.follows for step in steps], np.int64),
     )
 
 
-def _stack(dictionaries: Sequence[Mapping[str, Any] | None], zeros: Arrays | None) -> Arrays:
-    """Return arrays by key; missing entries are zero."""
-    if zeros is None:
-        example = next((entry for entry in dictionaries if entry is not None), {})
-        zeros = {key: np.zeros_like(np.asarray(value)) for key, value in example.items()}
-    rows = [zeros if entry is None else entry for entry in dictionaries]
+def _stack(dictionaries: Sequence[Mapping[str, Any] | None], missing: Mapping[str, Any] | None) -> Arrays:
+    """Return arrays by key.
+
+    :param missing: In place of missing entries; `None`: the first one that is there.
+    """
+    if missing is None:
+        missing = next((entry for entry in dictionaries if entry is not None), {})
+    rows = [missing if entry is None else entry for entry in dictionaries]
     if not rows:
-        return {key: np.zeros((0, *zero.shape), zero.dtype) for key, zero in zeros.items()}
+        return {key: np.zeros((0, *value.shape), value.dtype) for key, value in missing.items()}
     try:
-        return {key: np.stack([np.asarray(row[key]) for row in rows]) for key in zeros}
+        return {key: np.stack([np.asarray(row[key]) for row in rows]) for key in missing}
     except (KeyError, ValueError) as error:
         raise EnvironmentContractError(
             f"The steps of a rollout have observations or actions of different keys or shapes: {error}."
@@ -200,8 +202,8 @@ class RolloutRows(_StepAssembler):
     ) -> None:
         super().__init__(actors, n_envs, item_length)
         self._bounds = {actor.step_key: ActionBounds(action_spaces_dict[actor.step_key]) for actor in actors}
-        self._zeros = [
-            [_zeros(by_key[actor.step_key]) for actor in actors]
+        self._missing = [
+            [usual_values(by_key[actor.step_key]) for actor in actors]
             for by_key in (observation_spaces_dict, action_spaces_dict)
         ]
 
@@ -316,7 +318,7 @@ class RolloutRows(_StepAssembler):
                 self.check_actor(0, actor, f"Environment {env_index}")
                 last = columns.last_observations[actor.step_key]
                 self.finish(env_index, {key: array[env_index].copy() for key, array in last.items()})
-        rows = _stacked(self.take(first_number), len(self.actors), self._zeros)
+        rows = _stacked(self.take(first_number), len(self.actors), self._missing)
         bounds = [self._bounds[actor.step_key] for actor in self.actors]
         rows.actions = [_clipped(*pair) for pair in zip(bounds, rows.actions, strict=True)]
         return rows
@@ -327,10 +329,6 @@ def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:
     return np.array(np.swapaxes(array, 0, 1), order="C").reshape(n_rows, *array.shape[2:])
 
 
-def _zeros(space: spaces.Dict) -> Arrays:
-    return {key: np.zeros(shape, dtype) for key, (shape, dtype) in dict_specs(space).items()}
-
-
 # -- records -----------------------------------------------------------------------------------------
 
 
@@ -339,7 +337,7 @@ def rows_of_records(
     actors: Sequence[ActorID],
     first_number: int,
     action_spaces: Sequence[spaces.Dict] | None = None,
-    zeros: Zeros | None = None,
+    missing: Missing | None = None,
 ) -> TransitionRows:
     """Return rows of successive steps of one environment.
 
@@ -352,7 +350,7 @@ def rows_of_records(
     :param actors: The actors of a complete step.
     :param first_number: Number that the first row will get.
     :param action_spaces: By actor; `None`: they are not known.
-    :param zeros: Values of missing observations and actions, by actor; `None`: zeros like those of other steps.
+    :param missing: Values in place of missing observations and actions, by actor; `None`: those of another step.
     :raises EnvironmentContractError: Steps of other actors, or an action that is not an element of its space.
     :raises NonFiniteError: A number is NaN or infinite.
     """
@@ -383,7 +381,7 @@ def rows_of_records(
             steps.complete(0, where)
             if after is not None:
                 steps.finish(0, after)
-    rows = _stacked(steps.take(first_number), len(actors), zeros)
+    rows = _stacked(steps.take(first_number), len(actors), missing)
     for arrays in (*rows.observations, *rows.actions, {"reward": rows.rewards}, rows.next_observation):
         for key, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():

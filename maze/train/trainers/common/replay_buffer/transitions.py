@@ -1,9 +1,9 @@
 """Environment steps as rows of arrays, the content of replay buffers.
 
 A row is one *environment step* with all of its sub-steps, whose actors act in a fixed order. An episode that ends in
-mid-step leaves a row with fewer sub-steps; the rest of it is zero, except observations: networks have to be able to
-evaluate them, although they are not learned from. They hold the observation of the next actor where the episode was
-truncated, and otherwise a value that the observation space allows.
+mid-step leaves a row with fewer sub-steps. The rest of it is not learned from, but networks have to be able to evaluate
+it: rewards are zero, observations and actions are values that the spaces allow. Where the episode was truncated, the
+observation of the next actor is its own.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class TransitionColumns:
 
     :param capacity: Maximum number of rows.
     :param actors: Actors of an environment step.
-    :param observations: Values of missing observations, by actor, in the shapes and types of all observations.
-    :param actions: An action of each actor.
+    :param observations: An observation of each actor, in place of missing ones.
+    :param actions: An action of each actor, likewise.
     """
 
     def __init__(
@@ -155,7 +155,8 @@ class TransitionColumns:
     ) -> None:
         self.capacity = capacity
         self.actors = list(actors)
-        self._unobserved = list(observations)
+        self.missing = observations, actions
+        """Values in place of missing observations and actions, by actor."""
         self.n_added = 0
         """Number of rows ever added."""
         self.all_complete = True
@@ -197,12 +198,10 @@ class TransitionColumns:
         :param actors: Actors of an environment step.
         :param rows: Rows with the shapes and types of all arrays.
         """
-        firsts = [int(np.argmax(_is_observed(rows, position))) for position in range(len(actors))]
-        observations = [
-            {key: array[first].copy() for key, array in part.items()}
-            for part, first in zip(rows.observations, firsts, strict=True)
-        ]
-        actions = [{key: array[0] for key, array in part.items()} for part in rows.actions]
+        observations, actions = (
+            [{key: array[0].copy() for key, array in part.items()} for part in parts]
+            for parts in (rows.observations, rows.actions)
+        )
         return cls(capacity, actors, observations, actions)
 
     def __len__(self) -> int:
@@ -228,22 +227,11 @@ class TransitionColumns:
         self.terminated[slots] = rows.terminated
         if len(self.actors) > 1:
             self.n_substeps[slots] = rows.n_substeps
-            if not (rows.n_substeps == len(self.actors)).all():
-                self.all_complete = False
-                for position in range(1, len(self.actors)):
-                    is_missing = ~_is_observed(rows, position) & (numbers >= self.n_added + n - self.capacity)
-                    missing = numbers[is_missing] % self.capacity  # only where no later row replaces it
-                    for key, value in self._unobserved[position].items():
-                        self.observations[position][key][missing] = value
+            self.all_complete &= bool((rows.n_substeps == len(self.actors)).all())
         self.next_row[slots] = -1
         self.n_added += n
         known = (rows.follows >= 0) & (rows.follows >= self.n_added - self.capacity)
         self.next_row[rows.follows[known] % self.capacity] = numbers[known]
-
-    def zeros(self) -> list[list[Arrays]]:
-        """Return zeros in the shapes of observations and actions, by actor."""
-        groups = (self.observations, self.actions)
-        return [[{key: np.zeros_like(array[0]) for key, array in part.items()} for part in group] for group in groups]
 
     def observations_since(self, first: int) -> Iterator[Arrays]:
         """Yield the observations of actors in the rows that are still held and not older than a number.
@@ -345,11 +333,6 @@ class TransitionColumns:
             groups[f"observation_{position}"] = self.observations[position]
             groups[f"action_{position}"] = self.actions[position]
         return {**named, **{f"{group}/{key}": array for group, part in groups.items() for key, array in part.items()}}
-
-
-def _is_observed(rows: TransitionRows, position: int) -> np.ndarray:
-    """Return where an actor received an observation: it acted, or the episode was cut off when it was to act."""
-    return np.asarray((rows.n_substeps > position) | ((rows.n_substeps == position) & ~rows.terminated))
 
 
 def _allocate(capacity: int, like: Arrays) -> Arrays:

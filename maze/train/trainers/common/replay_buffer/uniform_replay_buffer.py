@@ -182,8 +182,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
                 "be added."
             )
         actors = self._columns.actors if self._columns is not None else max([r.actor_ids for r in records], key=len)
-        zeros = None if self._columns is None else self._columns.zeros()
-        rows = rows_of_records(records, actors, self.n_rows_added, self._action_spaces, zeros)
+        missing = None if self._columns is None else self._columns.missing
+        rows = rows_of_records(records, actors, self.n_rows_added, self._action_spaces, missing)
         if self._columns is None:
             self._columns = TransitionColumns.for_rows(self.buffer_size * item_length, actors, rows)
         self.item_length = item_length
