@@ -133,10 +133,8 @@ class ConfigurationLoader:
                 raise InvalidSpecificationError(f"tracking: expected a name, names or a mapping, found {names!r}.")
             yield "tracking", [Choice(self.tracking, (f"tracking={value_text(names)}",))]
         if self.experiment is not None:
-            yield (
-                "experiment",
-                [Choice(option, (f"+experiment={option}",)) for option in self._options("experiment", self.experiment)],
-            )
+            options = self._options("experiment", self.experiment)
+            yield "experiment", [Choice(option, (f"+experiment={option}",)) for option in options]
         for path, value in self.auditor.overrides.items():
             section = path.lstrip("+~").replace("/", ".").partition(".")[0]
             if is_training or section in ROLLOUT_SECTIONS:

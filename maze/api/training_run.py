@@ -468,12 +468,7 @@ class TrainingRun:
         if self.run_dir is None or self.result.status == "failed":
             raise RunContextError(f"Run {self.loaded.number} has no policy: {self.result.error}.")
         weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
-        return SerializedTorchPolicy(
-            model=self.cfg.model,
-            state_dict_file=str(self.run_dir / weights),
-            spaces_dict_file=str(self._spaces_file),
-            device="cpu",
-        )
+        return SerializedTorchPolicy(self.cfg.model, str(self.run_dir / weights), str(self._spaces_file), device="cpu")
 
     def _with_stored_statistics(self, factory: Callable[[], Any], directory: Path) -> Callable[[], Any]:
         env = factory()

@@ -306,11 +306,8 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Param
 
         known = self._client.get_run(self._run_id).data.params
-        parameters = [
-            Param(_permitted(name), str(value)[:_LONGEST])
-            for name, value in settings.items()
-            if _permitted(name) not in known
-        ]
+        texts = {_permitted(name): str(value)[:_LONGEST] for name, value in settings.items()}
+        parameters = [Param(name, text) for name, text in texts.items() if name not in known]
         for start in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
 
