@@ -287,8 +287,7 @@ def _check_runner(config: DictConfig) -> None:
     is_object = isinstance(runner, Runner)
     kind = type(runner) if is_object else Factory(Runner).type_from_name(runner[TARGET_KEY], config_path="runner")  # type: ignore[type-abstract]
     if issubclass(kind, TrainingRunner):
-        config_class = algorithm_class(config.algorithm)
-        if config_class is not None:
+        if (config_class := algorithm_class(config.algorithm)) is not None:
             config_class.from_config(config.algorithm)  # checks its values
             kind.trainer_for(config_class, (runner.trainer_class if is_object else runner.get("trainer_class")) or "")
         return

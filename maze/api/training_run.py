@@ -248,8 +248,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Close environments, worker processes and writers."""
-        close = getattr(self.runner, "close", None)
-        if close is not None:
+        if (close := getattr(self.runner, "close", None)) is not None:
             close()
         self._end = self._end or "This RunContext is closed."
         self._stats.close()
@@ -621,8 +620,7 @@ def statistics_frame(stats: log_stats.LogStats) -> pd.DataFrame:
 
 
 def _value(value: Any) -> Any:
-    number = scalar_value(value)
-    if number is not None:
+    if (number := scalar_value(value)) is not None:
         return number
     samples = sample_values(value)
     return value if samples is None or isinstance(value, Mapping) else samples

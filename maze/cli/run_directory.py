@@ -183,8 +183,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
             raise RunFailedError from error
         with read_write(config.hydra), open_dict(config.hydra):
             OmegaConf.update(config, key, str(directory.path))
-        directories = _claimed.get()
-        if directories is not None and not is_resumed:
+        if (directories := _claimed.get()) is not None and not is_resumed:
             directories.append(directory)
 
 

@@ -93,8 +93,7 @@ def chart_sections(charts: Sequence[page.Chart]) -> Iterator[str]:
 def _tiles(progress: Progress) -> Iterator[page.Tile]:
     name = f"{RETURN}/mean"
     for path, label in (("eval", "evaluation"), ("train", "training")):
-        values = page.column_of(progress.paths.get(path), name)
-        if values.size:
+        if (values := page.column_of(progress.paths.get(path), name)).size:
             yield page.Tile(f"mean return, latest {label}", float(values[-1]))
             if path == "eval":
                 yield page.Tile("highest evaluation", float(values.max()))
@@ -102,8 +101,7 @@ def _tiles(progress: Progress) -> Iterator[page.Tile]:
     steps = [each.env_steps[-1] for each in last if not math.isnan(each.env_steps[-1])]
     if steps and max(steps) > 0:
         yield page.Tile("environment steps", max(steps))
-    seconds = max((each.seconds[-1] for each in last), default=0.0)
-    if seconds:
+    if seconds := max((each.seconds[-1] for each in last), default=0.0):
         yield page.Tile("time", seconds, duration_text(seconds))
         if steps and max(steps) > 0:
             yield page.Tile("environment steps/s", max(steps) / seconds)
@@ -218,8 +216,7 @@ class ReportedRun:
     def returns(self) -> np.ndarray[Any, Any]:
         """Mean returns of the evaluations; without evaluations, of the training episodes."""
         for path in ("eval", "train"):
-            values = page.column_of(self.progress.paths.get(path), f"{RETURN}/mean")
-            if values.size:
+            if (values := page.column_of(self.progress.paths.get(path), f"{RETURN}/mean")).size:
                 return values
         return np.array([])
 
@@ -368,8 +365,7 @@ def _curves(group: RunGroup) -> page.RunData:
     for path in group.runs[0].progress.paths:
         members = [run.progress.paths[path] for run in group.runs if path in run.progress.paths]
         places = [{step: index for index, step in enumerate(each.steps)} for each in members]
-        steps = sorted(set(places[0]).intersection(*places[1:]))
-        if not steps:
+        if not (steps := sorted(set(places[0]).intersection(*places[1:]))):
             continue
         kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _N_POINTS)).round().astype(int)).tolist()
         rows = [[place[steps[number]] for number in kept] for place in places]

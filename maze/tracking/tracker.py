@@ -136,8 +136,7 @@ class Tracker(LogStatsWriter, ABC):
         :param figures: Draws figures, shared with other writers.
         """
         self._figures = figures or self._figures
-        identity = run.identity(self.name)
-        if identity is not None:
+        if (identity := run.identity(self.name)) is not None:
             run.remember(self.name, identity)  # for the next resume, even if the tracker fails now
         run.remember(self.name, self._begin(run, identity))
         self._run = run  # only after `_begin`: :meth:`close` ends tracked runs
