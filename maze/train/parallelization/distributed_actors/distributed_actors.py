@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -364,13 +363,12 @@ class RolloutTickets:
 
         :param waiting: Actors with finished rollouts, in the order of their arrival.
         """
-        candidates = list(waiting)
-        if not candidates:
-            return None
         # of equally old ones the first that finished
-        best = min(candidates, key=lambda actor: self._issued[actor][0])
-        issued = sorted(version for versions in self._issued for version in versions)
-        older = issued[: bisect_left(issued, self._issued[best][0])]
+        best = min(waiting, key=lambda actor: self._issued[actor][0], default=None)
+        if best is None:
+            return None
+        oldest = self._issued[best][0]
+        older = sorted(version for versions in self._issued for version in versions if version < oldest)
         for n_older, version in enumerate(older, 1):  # they must be taken before they exceed the maximum age
             updates_left = version + self.max_age - self.version
             if n_older >= self.batch_size - self._n_taken + updates_left * self.batch_size:
