@@ -161,11 +161,11 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 
 def _run_once(cfg: DictConfig) -> float | None:
     """Run as the task of Hydra, which catches the errors of a sweep's jobs and continues with the other jobs."""
-    from maze.cli.run_summary import command_line
+    from maze.cli.run_summary import command_text
     from maze.core.utils.import_guard import ImportGuard, imports_guarded
 
     with uploaded(uploads_of_run(Path.cwd())):  # the last line of the log is uploaded, too
-        _log_to_file(logging.INFO, command_line(sys.argv[1:]))
+        _log_to_file(logging.INFO, command_text(*sys.argv[1:]))
         try:
             with _quiet_if_configured(cfg), imports_guarded(ImportGuard(Path(HydraConfig.get().runtime.cwd))):
                 score = maze_run(cfg)

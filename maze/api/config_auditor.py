@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +84,7 @@ class ConfigurationAuditor:
 
     def _choices(self, name: str, value: Any) -> list[Any]:
         """Return the values of a component for all runs; one value unless `multirun`."""
-        is_list = isinstance(value, list | tuple)
-        if not is_list or (name == "wrappers" and not self.multirun):
+        if not isinstance(value, list | tuple) or (name == "wrappers" and not self.multirun):
             return [value]
         if not self.multirun:
             raise InvalidSpecificationError(
@@ -183,16 +181,11 @@ def to_node(value: Any) -> Any:
     """Return the value as a node of OmegaConf; objects are neither copied nor converted."""
     if isinstance(value, DictConfig | ListConfig):
         return copy.deepcopy(value)
-    node: Any
-    if isinstance(value, Mapping):
-        node = DictConfig({}, flags=_FLAGS)
-        for key, entry in value.items():
+    if isinstance(value, Mapping | list | tuple):
+        is_list = not isinstance(value, Mapping)
+        node: Any = ListConfig([None] * len(value), flags=_FLAGS) if is_list else DictConfig({}, flags=_FLAGS)
+        for key, entry in value.items() if isinstance(value, Mapping) else enumerate(value):
             _insert(node, key, entry)
-        return node
-    if isinstance(value, list | tuple):
-        node = ListConfig([None] * len(value), flags=_FLAGS)
-        for index, entry in enumerate(value):
-            _insert(node, index, entry)
         return node
     if isinstance(value, np.generic):
         value = value.item()
@@ -219,7 +212,7 @@ def place(cfg: DictConfig, path: str, value: Any) -> None:
     _Placement(path.lstrip("+"), value, is_new=path.startswith("+")).below(cfg, path.lstrip("+").split("."), ())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Placement:
     path: str
     value: Any
@@ -241,11 +234,11 @@ class _Placement:
                 raise self._unknown(name, map(str, range(len(node))), before)
             _insert(node, int(name), self.below(node[int(name)], rest, here))
             return node
-        if dataclasses.is_dataclass(node) and not isinstance(node, type):
-            names = [field.name for field in dataclasses.fields(node) if field.init]
+        if is_dataclass(node) and not isinstance(node, type):
+            names = [each.name for each in fields(node) if each.init]
             if name not in names:
                 raise self._unknown(name, names, before)
-            return dataclasses.replace(node, **{name: self.below(getattr(node, name), rest, here)})
+            return replace(node, **{name: self.below(getattr(node, name), rest, here)})
         where = ".".join(before)
         named = "empty" if node is None else repr(node) if is_plain(node) else f"a {type(node).__name__}"
         raise InvalidSpecificationError(

@@ -271,18 +271,15 @@ class ConfigurationLoader:
         if not self.auditor.multirun:
             return self.project / str(self.run_dir or full.hydra.run.dir)
         # The names contain the time: all runs are below the directory of the first.
-        base = self.runs[0].workdir.parent if self.runs and self.run_dir is None else None
-        if base is None:
-            base = self.project / str(self.run_dir or full.hydra.sweep.dir)
+        is_first = not self.runs or self.run_dir is not None
+        base = self.project / str(self.run_dir or full.hydra.sweep.dir) if is_first else self.runs[0].workdir.parent
         return base / Path(str(full.hydra.sweep.subdir)).name
 
     def _earlier_run(self, number: int) -> Path | None:
         """Return the run that is continued: the one in `run_dir`, if any."""
         if self.run_dir is None or self.run_mode is not RunMode.TRAINING:
             return None
-        directory = self.project / self.run_dir
-        if self.auditor.multirun:
-            directory = directory / str(number)
+        directory = self.project / self.run_dir / (str(number) if self.auditor.multirun else "")
         return directory if any((directory / name).is_file() for name in _WEIGHTS) else None
 
 

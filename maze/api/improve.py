@@ -373,8 +373,8 @@ class ImproveRunner(runners.EvaluationRunner):
     maximize: Sequence[str] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
     context: Callable[..., Any] | None = None
-    improvement: Improvement | None = field(default=None, init=False)
-    """The result of :meth:`run`."""
+    improvement: Improvement = field(init=False, repr=False, compare=False)
+    """The result of :meth:`run`; available after it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -753,8 +753,7 @@ class ImproveRunner(runners.EvaluationRunner):
         }
         if algorithm != PPO:
             return {**cloning, "algorithm.epoch_length": 1}
-        needs_more = heuristic.policy.needs_state() or heuristic.policy.needs_env()
-        is_batched = self._batched and not needs_more
+        is_batched = self._batched and not (heuristic.policy.needs_state() or heuristic.policy.needs_env())
         batched = {"runner.placement": "batched", "runner.concurrency": 64} if is_batched else {}
         return {
             **cloning,
@@ -837,10 +836,7 @@ def improve(
         {TARGET_KEY: f"{heuristic.__module__}.{heuristic.__qualname__}"} if isinstance(heuristic, type) else heuristic
     )
     runner = ImproveRunner(policy=policy, budget=budget_s, context=context, **settings)
-    run.prepare()
-    assert run.run_dir is not None
-    run.run_in_environment(runner, claim_directory(run.run_dir / DIRECTORY).path)
-    assert runner.improvement is not None
+    run.run_in_environment(runner, claim_directory(run.prepare() / DIRECTORY).path)
     return runner.improvement
 
 

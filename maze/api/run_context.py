@@ -415,14 +415,12 @@ class RunContext:
         """Return the rollout of the trained policy, or of another one in the training environment."""
         if policy is None:
             policy = run.policy
-        else:
-            run.prepare()
-        assert run.run_dir is not None
+        directory = run.prepare() / ROLLOUT_DIR
         seeding = run.cfg.get("seeding") or {}
         seeds = {f"seeding.{key}": value for key, value in seeding.items() if f"seeding.{key}" not in arguments}
         overrides = {"policy": policy, **seeds, **arguments}
         auditor = ConfigurationAuditor({"env": run.env_factory, "runner": runner or ROLLOUT_RUNNER}, overrides)
-        return self._loaded_rollout(auditor, run.run_dir / ROLLOUT_DIR)
+        return self._loaded_rollout(auditor, directory)
 
     def _named_rollout(self, run: LoadedRun, runner: Any, arguments: Mapping[str, Any]) -> LoadedRun:
         """Return the rollout of a named policy."""

@@ -169,15 +169,14 @@ class TrainingRun:
             raise InvalidSpecificationError(
                 f"train: expected either n_epochs or n_steps, found n_epochs={n_epochs} and n_steps={n_steps}."
             )
-        self.prepare()
-        assert self.run_dir is not None
+        directory = self.prepare()
         self._check_arguments(train_kwargs)
         if n_steps is not None:
             n_epochs = self._epochs_of_steps(n_steps)
         start = time.perf_counter()
         self._policy = None
         try:
-            with self.inside(self.run_dir, self._stats):
+            with self.inside(directory, self._stats):
                 self.runner.run(n_epochs=n_epochs, **train_kwargs)
         except BaseException as error:
             self.note_failure(error)
@@ -194,7 +193,7 @@ class TrainingRun:
                 self.result = replace(self.result, best_score=float(score), **facts)
         with output(self.silent):
             commands: dict[str, str] | None = {} if self.loaded.swept else None  # only of a single run
-            print(run_summary.ending(self.run_dir, self.project, self.result.seconds, commands), flush=True)
+            print(run_summary.ending(directory, self.project, self.result.seconds, commands), flush=True)
 
     def require_trainable(self) -> None:
         """Raise a :class:`RunContextError` if the run cannot be trained further."""
@@ -202,10 +201,13 @@ class TrainingRun:
             resuming = f" Resume from the last checkpoint: RunContext(run_dir={str(self.run_dir)!r}, ...)."
             raise RunContextError(f"{self._end}{'' if self.run_dir is None else resuming}")
 
-    def prepare(self) -> None:
-        """Create the directory, write the run's files, and build the runner, unless this was done."""
+    def prepare(self) -> Path:
+        """Create the directory, write the run's files, and build the runner, unless this was done.
+
+        :return: The directory.
+        """
         if self.run_dir is not None:
-            return
+            return self.run_dir
         directory, claimed = self._directory()
         try:
             with self.inside(directory, self._stats):
@@ -225,6 +227,7 @@ class TrainingRun:
             raise
         self.runner, self.run_dir = runner, directory
         self.result = replace(self.result, run_dir=str(directory))
+        return directory
 
     def release(self) -> None:
         """Release resources of training; keep the policy."""
@@ -310,13 +313,11 @@ class TrainingRun:
             raise InvalidSpecificationError(f"policy: found {shown_value(found)}, expected {expected}.")
         if other is None:
             self._require_weights("evaluate")
-        else:
-            self.prepare()
         policy = self.policy if other is None else other
-        assert self.run_dir is not None
+        directory = self.prepare()
         given = {name: value for name, value in eval_kwargs.items() if value is not None}
         arguments = {**self._evaluation_defaults(), **given}
-        with self.inside(self.run_dir, log_stats.StatsContext()), ExitStack() as stack:
+        with self.inside(directory, log_stats.StatsContext()), ExitStack() as stack:
             log_stats.register_log_stats_writer(LogStatsWriterConsole())
             seeds = MazeSeeding.configured(self.cfg.get("seeding"))
             if other is None:
@@ -363,16 +364,14 @@ class TrainingRun:
             expected = f"expected policies by names other than {' and '.join(own)}"
             raise InvalidSpecificationError(f"compare: policies: {expected}, found {policies!r}.")
         self._require_weights("compare")
-        assert self.run_dir is not None
         env = self.env_factory()
         players: dict[str | type, Any] = dict(policies.items())
         players |= zip(own, (RandomPolicy(env.action_spaces_dict), self.policy), strict=True)
         env.close()
         runner = ComparisonRunner(players, n_episodes, minimize, maximize, deterministic=deterministic)
-        directory = self.run_dir / COMPARISON_DIR
+        directory = self.prepare() / COMPARISON_DIR
         directory.mkdir(exist_ok=True)
         self.run_in_environment(runner, directory)
-        assert runner.comparison is not None
         return runner.comparison
 
     def run_in_environment(self, runner: Runner, directory: Path) -> None:
@@ -424,7 +423,7 @@ class TrainingRun:
             write_whole(directory / CLAIM / name, text)
         if self.loaded.placed:
             remark = f"{run_summary.FROM_PYTHON}{', '.join(self.loaded.placed)}: see hydra_config.yaml\n"
-            write_whole(directory / run_summary.COMMAND_FILE, run_summary.command_line(arguments) + remark)
+            write_whole(directory / run_summary.COMMAND_FILE, run_summary.command_text(*arguments) + remark)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
         trainer = self.runner.trainer

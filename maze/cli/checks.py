@@ -39,13 +39,10 @@ def complete(cfg: DictConfig, project: Path) -> list[str]:
             cfg.input_dir = str(project / local_copy(str(cfg.input_dir), "input_dir"))
         named = [key for key in _FILES if _name_file(cfg, key, project)]
         model = cfg.get("model")
-        if isinstance(model, DictConfig):
-            is_ours = "_target_" in model  # RLlib's own models have no such critic
-            has_none = "critic" not in model or OmegaConf.is_interpolation(model, "critic")
-            if is_ours and has_none:
+        if isinstance(model, DictConfig) and "_target_" in model:  # RLlib's own models have no such critic
+            if "critic" not in model or OmegaConf.is_interpolation(model, "critic"):
                 model.critic = "${critic}" if "critic" in cfg else None
-            if is_ours:
-                _use_distributions_of_algorithm(cfg)
+            _use_distributions_of_algorithm(cfg)
         _draw_seeds(cfg)
     return named
 

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from maze.cli.hydra_setup import apply_overrides, for_hydra
 from maze.console.streams import let_console_last
 from maze.core.annotations import override
-from maze.core.errors import WorkerError
+from maze.core.errors import WorkerError, first_line
 from maze.core.utils.worker_pool import n_available_cores
 from maze.train.parallelization.on_ray.cluster import n_cpus, ray_session, require_cpus, require_ray
 from maze.utils.exception_report import ExceptionReport
@@ -302,8 +302,7 @@ class RayLauncher(LocalLauncher):
         try:
             job_return: JobReturn = cloudpickle.loads(self._ray.get(handle))
         except self._ray.exceptions.RayError as error:
-            reason = str(error).strip().split("\n", 1)[0]
-            return lost_job(f"The process of the job is lost: {reason}")
+            return lost_job(f"The process of the job is lost: {first_line(error)}")
         return job_return
 
     @override(LocalLauncher)

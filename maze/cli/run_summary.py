@@ -54,8 +54,8 @@ _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 # -- files of a run ----------------------------------------------------------------------------------------------------
 
 
-def command_line(arguments: Sequence[str]) -> str:
-    """Return the command as text for a shell."""
+def command_text(*arguments: str) -> str:
+    """Return a command as text for a shell."""
     return shlex.join(["maze-run", *as_written(arguments)])
 
 
@@ -99,7 +99,7 @@ def write_run_info(
     :param arguments: Arguments of the command; those of this process by default.
     :param taken_over: Keys of sections and values that differ from Hydra's composition.
     """
-    command = command_line(sys.argv[1:] if arguments is None else arguments)
+    command = command_text(*(sys.argv[1:] if arguments is None else arguments))
     versions = {"versions": installed_versions(), "git": git_state(project)}
     for name, text in (
         (CONFIG_FILE, config_as_yaml(cfg)),
@@ -228,10 +228,6 @@ def stored_overrides(directory: Path) -> list[str]:
 
 
 # -- commands for a run ------------------------------------------------------------------------------------------------
-
-
-def command_text(*arguments: str) -> str:
-    return shlex.join(["maze-run", *arguments])
 
 
 def trust_arguments(packages: Iterable[str]) -> list[str]:

@@ -398,8 +398,7 @@ class PolicyReader:
                 f"{self.where}: {directory} is not the directory of a training run, and contains none: there is no "
                 f"{_WEIGHTS} in it."
             )
-        found = [self._training(run) for run in runs]
-        return directory.name, {"runs": [policy for _, policy in found]}
+        return directory.name, {"runs": [self._training(run)[1] for run in runs]}
 
     def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
         wanted = ["model", *(name for name in ("env", "wrappers") if name not in self.named)]

@@ -185,8 +185,7 @@ class RunConsole(LogStatsWriter):
 
 def active_console() -> RunConsole | None:
     """Return the console of the active statistics context; `None`: every statistic is printed."""
-    consoles = (writer for writer in StatsContext.active().writers if isinstance(writer, RunConsole))
-    return next(consoles, None)
+    return next((writer for writer in StatsContext.active().writers if isinstance(writer, RunConsole)), None)
 
 
 def print_header(text: str) -> None:

@@ -211,7 +211,7 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
         row = int(np.argwhere(broken)[0][0])
         error: MazeError = NonFiniteError(
             f"{where}: the logits of action head `{head}` are not finite in row {row} of {len(logits)}: {logits[row]}. "
-            "Check for diverged weights."
+            "Check that the observation and the weights are finite."
         )
         error.row = row
         raise error

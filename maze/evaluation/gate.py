@@ -419,8 +419,8 @@ class GateRunner(ComparisonRunner):
     n_episodes: int = MIN_EPISODES
     margin: float = MARGIN
     thresholds: Mapping[str, Any] | None = None
-    gate: Gate | None = field(default=None, init=False)
-    """The result of :meth:`run`."""
+    gate: Gate = field(init=False, repr=False, compare=False)
+    """The result of :meth:`run`; available after it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -448,7 +448,6 @@ class GateRunner(ComparisonRunner):
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
         super().run(**kwargs)
-        assert self.gate is not None
         if not self.gate.passes:
             raise GateNotPassedError(self.gate.verdict)
 
@@ -477,18 +476,15 @@ class GateRunner(ComparisonRunner):
 
     @override(ComparisonRunner)
     def _text(self, comparison: Comparison) -> str:
-        assert self.gate is not None
         return self.gate.text()
 
     @override(ComparisonRunner)
     def _files(self, comparison: Comparison) -> dict[str, str]:
-        assert self.gate is not None
         return {MARKDOWN_FILE: self.gate.markdown(self._facts), **super()._files(comparison)}
 
     @override(ComparisonRunner)
     def _completed(self, page: Page) -> Page:
         gate = self.gate
-        assert gate is not None
         verdict = page_section(
             "Verdict",
             table(gate.HEADER, gate.rows(), gate.verdict),

@@ -388,8 +388,7 @@ class _Player:
 
 def _difference(expected: StateTrajectoryRecord, found: StateTrajectoryRecord) -> str | None:
     """Describe the first difference between two recordings of an episode."""
-    pairs = enumerate(zip(expected.step_records, found.step_records, strict=False))
-    for step, (one, other) in pairs:
+    for step, (one, other) in enumerate(zip(expected.step_records, found.step_records, strict=False)):
         old, new = one.by_substep(), other.by_substep()
         if len(old) != len(new):
             return f"in step {step} there are {len(new)} sub-steps, {len(old)} were recorded"

@@ -159,8 +159,8 @@ class ComparisonRunner(EvaluationRunner):
     minimize: Sequence[str] = ()
     maximize: Sequence[str] = ()
     risk: float | Sequence[float] | None = None
-    comparison: Comparison | None = field(default=None, init=False)
-    """The result of :meth:`run`."""
+    comparison: Comparison = field(init=False, repr=False, compare=False)
+    """The result of :meth:`run`; available after it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

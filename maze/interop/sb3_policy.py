@@ -301,9 +301,7 @@ class SB3Predictor:
             state = self._states(state, episode_start, len(next(iter(batch.values()))))
         chosen = self._actions(batch, deterministic, state)
         actions = {head: convert(chosen[head]) for head, convert in self._heads.items()}
-        rows: Any = next(iter(actions.values()))
-        if self._packs_actions:
-            rows = split_rows(actions)
+        rows: Any = split_rows(actions) if self._packs_actions else next(iter(actions.values()))
         return (rows if is_batch else rows[0]), state
 
     def seed(self, seed: int) -> None:

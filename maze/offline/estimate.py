@@ -369,8 +369,7 @@ def estimate(
     config = config or EstimationConfig()
     if data.n_episodes < 2:
         raise ConfigError(f"estimate: expected at least two episodes, found {data.n_episodes}.")
-    rng = np.random.default_rng(config.seed)
-    bootstrap = bootstrap_weights(data.n_episodes, config.n_bootstrap, rng)
+    bootstrap = bootstrap_weights(data.n_episodes, config.n_bootstrap, np.random.default_rng(config.seed))
     returns = data.returns(config.gamma)
     logged = Estimate(float(returns.mean()), *_percentiles(bootstrap @ returns / bootstrap.sum(1)))
     n, bernstein = len(returns), empirical_bernstein(returns)

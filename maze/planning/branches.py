@@ -313,8 +313,7 @@ class SingleBranches(Branches):
 
     @override(Branches)
     def observe(self, horizon: int | None = None) -> list[Group]:
-        is_running = ~self.done if horizon is None else ~self.done & (self.steps < horizon)
-        rows = np.flatnonzero(is_running)
+        rows = np.flatnonzero(~self.done if horizon is None else ~self.done & (self.steps < horizon))
         if not len(rows):
             return []
         if self._only_actor is not None:

@@ -456,9 +456,8 @@ def value_function(value: Any, where: str) -> Value | None:
     """
     if value is None:
         return None
-    found: Any = value
-    if not callable(value) or isinstance(value, str):
-        found = None if isinstance(value, str) else Factory(object).instantiate(value, config_path=where)
+    is_config = not (callable(value) or isinstance(value, str))
+    found: Any = Factory(object).instantiate(value, config_path=where) if is_config else value
     if not callable(found):
         raise ConfigError(
             f"{where}: expected a function, the `_target_` of a callable object, or null; found {value!r}."

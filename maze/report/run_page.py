@@ -173,10 +173,8 @@ class ReportWriter(LogStatsWriter):
         error = StatsContext.active().error
         if self._next_write == math.inf:  # the report itself has failed, and the run continues
             return
-        if error is None or isinstance(error, KeyboardInterrupt):
-            self._write(ENDED if error is None else INTERRUPTED)
-        else:
-            self._write(FAILED, f"{type(error).__name__}: {error}")
+        state = ENDED if error is None else INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+        self._write(state, f"{type(error).__name__}: {error}" if state == FAILED else None)
 
     def _write(self, state: str, error: str | None = None) -> None:
         self.progress.finish_step()
@@ -348,8 +346,7 @@ def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
     """Yield a chart for each statistic and prefix, with a line for each group."""
     charts: dict[tuple[str, str], list[page.Series]] = {}
     for index, group in enumerate(groups):
-        paths = list(group.runs[0].progress.paths.values())
-        for chart in page.charts_of_columns(paths):
+        for chart in page.charts_of_columns(list(group.runs[0].progress.paths.values())):
             for series in chart.series if not chart.is_distribution else ():
                 name = series.column
                 low, high = (f"{name} low", f"{name} high") if len(group.runs) > 1 else (None, None)

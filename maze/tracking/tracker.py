@@ -147,8 +147,6 @@ class Tracker(LogStatsWriter, ABC):
         if self._run is None:
             return
         prefix = path or "stats"
-        if prefix in self._numbers and self._numbers[prefix][0] != step:
-            self._flush()
         numbers = self._numbers[prefix][2] if prefix in self._numbers else {}
         for key, value in stats.items():
             name = statistic_name(key)
@@ -160,7 +158,9 @@ class Tracker(LogStatsWriter, ABC):
 
     @override(LogStatsWriter)
     def on_log_step_increment(self) -> None:
-        self._flush()
+        numbers, self._numbers = self._numbers, {}
+        for path, (step, n_env_steps, values) in numbers.items():
+            self._log(path, step, n_env_steps, values)
 
     @override(LogStatsWriter)
     def close(self) -> None:
@@ -168,14 +168,9 @@ class Tracker(LogStatsWriter, ABC):
         run, self._run = self._run, None
         if run is None:
             return
-        self._flush()
+        self.on_log_step_increment()
         state = FINISHED if error is None else INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
         self._end(state, [file for file in run.files() if self._with_checkpoints or file[0] != CHECKPOINTS])
-
-    def _flush(self) -> None:
-        numbers, self._numbers = self._numbers, {}
-        for path, (step, n_env_steps, values) in numbers.items():
-            self._log(path, step, n_env_steps, values)
 
 
 # -- MLflow ------------------------------------------------------------------------------------------------------------

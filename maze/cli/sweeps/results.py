@@ -248,8 +248,7 @@ def _unquoted(text: str) -> str:
 
 
 def _typed(text: str) -> int | float | str:
-    is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) is not None
-    if not is_number:
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
         return _unquoted(text)
     return int(text) if text.lstrip("+-").isdecimal() else float(text)
 

@@ -62,9 +62,9 @@ class MazeSeeding:
     """
 
     def __init__(self, env_seed: int | None, agent_seed: int | None, cudnn_determinism_flag: bool) -> None:
-        self.env_global_seed = _checked(env_seed, "env_seed")
+        self.env_global_seed = _checked(env_seed, "env_base_seed")
         """Seed of the environments' seeds."""
-        self.agent_global_seed = _checked(agent_seed, "agent_seed")
+        self.agent_global_seed = _checked(agent_seed, "agent_base_seed")
         """Seed of the agents' seeds."""
         self.cudnn_determinism_flag = cudnn_determinism_flag
         """Whether the run uses deterministic algorithms of cuDNN."""

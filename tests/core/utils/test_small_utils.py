@@ -42,7 +42,7 @@ def test_missing_seeds_are_generated_and_recorded():
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "1", True])
 def test_impossible_seeds_are_refused(seed):
-    with pytest.raises(ConfigError, match=r"seeding.env_seed"):
+    with pytest.raises(ConfigError, match=r"seeding\.env_base_seed must be"):
         MazeSeeding(seed, 1, False)
 
 
