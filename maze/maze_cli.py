@@ -154,8 +154,7 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
             runner.run()
         finally:
             runner.close()
-    rolled_out = getattr(runner, "stats", None)
-    if isinstance(rolled_out, dict):
+    if isinstance(rolled_out := getattr(runner, "stats", None), dict):
         table.write("rollout_stats", 1, rolled_out)
 
 

@@ -157,8 +157,7 @@ def _expected(name: str) -> str:
 
 def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
     """Return the configuration class of an algorithm."""
-    known = algorithm_class(algorithm)
-    if known is None:
+    if (known := algorithm_class(algorithm)) is None:
         raise InvalidSpecificationError(
             f"algorithm: expected `{TARGET_KEY}`, the path of a configuration class, in the mapping, found the keys "
             f"{sorted(map(str, algorithm))}. Or pass a name, and overrides such as {{'algorithm.lr': 0.001}}."
@@ -258,8 +257,7 @@ class _Placement:
                 self._replace(node, known[name])
                 return
             found = node[known[name]]  # follows interpolations
-            changed = self.below(found, rest, (*before, name))
-            if changed is not found:
+            if (changed := self.below(found, rest, (*before, name))) is not found:
                 _insert(node, known[name], changed)
             return
         if not self.is_new:

@@ -133,10 +133,8 @@ class ConfigurationLoader:
                 raise InvalidSpecificationError(f"tracking: expected a name, names or a mapping, found {names!r}.")
             yield "tracking", [Choice(self.tracking, (f"tracking={value_text(names)}",))]
         if self.experiment is not None:
-            yield (
-                "experiment",
-                [Choice(option, (f"+experiment={option}",)) for option in self._options("experiment", self.experiment)],
-            )
+            options = self._options("experiment", self.experiment)
+            yield "experiment", [Choice(option, (f"+experiment={option}",)) for option in options]
         for path, value in self.auditor.overrides.items():
             section = path.lstrip("+~").replace("/", ".").partition(".")[0]
             if is_training or section in ROLLOUT_SECTIONS:
@@ -289,8 +287,7 @@ def _check_runner(config: DictConfig) -> None:
     is_object = isinstance(runner, Runner)
     kind = type(runner) if is_object else Factory(Runner).type_from_name(runner[TARGET_KEY], config_path="runner")  # type: ignore[type-abstract]
     if issubclass(kind, TrainingRunner):
-        config_class = algorithm_class(config.algorithm)
-        if config_class is not None:
+        if (config_class := algorithm_class(config.algorithm)) is not None:
             config_class.from_config(config.algorithm)  # checks its values
             kind.trainer_for(config_class, (runner.trainer_class if is_object else runner.get("trainer_class")) or "")
         return

@@ -74,8 +74,7 @@ def train_all(
             finally:
                 run.release()
     _report(base, [run.result for run in runs], runs[0].silent)
-    failed = [str(run.loaded.number) for run in runs if run.result.status == "failed"]
-    if failed:
+    if failed := [str(run.loaded.number) for run in runs if run.result.status == "failed"]:
         raise RunContextError(
             f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed)}); see `results`. The first "
             f"error: {first_error}"
@@ -134,8 +133,7 @@ def _launch(
         returns = launcher.launch(texts, initial_job_idx=0)
     first_error: BaseException | None = None
     for run, returned in zip(runs, returns, strict=True):
-        found = outcome(returned)
-        if isinstance(found, BaseException):
+        if isinstance(found := outcome(returned), BaseException):
             run.note_failure(found)
             first_error = first_error or found
         else:

@@ -248,8 +248,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Close environments, worker processes and writers."""
-        close = getattr(self.runner, "close", None)
-        if close is not None:
+        if (close := getattr(self.runner, "close", None)) is not None:
             close()
         self._end = self._end or "This RunContext is closed."
         self._stats.close()
@@ -468,12 +467,7 @@ class TrainingRun:
         if self.run_dir is None or self.result.status == "failed":
             raise RunContextError(f"Run {self.loaded.number} has no policy: {self.result.error}.")
         weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
-        return SerializedTorchPolicy(
-            model=self.cfg.model,
-            state_dict_file=str(self.run_dir / weights),
-            spaces_dict_file=str(self._spaces_file),
-            device="cpu",
-        )
+        return SerializedTorchPolicy(self.cfg.model, str(self.run_dir / weights), str(self._spaces_file), device="cpu")
 
     def _with_stored_statistics(self, factory: Callable[[], Any], directory: Path) -> Callable[[], Any]:
         env = factory()
@@ -626,8 +620,7 @@ def statistics_frame(stats: log_stats.LogStats) -> pd.DataFrame:
 
 
 def _value(value: Any) -> Any:
-    number = scalar_value(value)
-    if number is not None:
+    if (number := scalar_value(value)) is not None:
         return number
     samples = sample_values(value)
     return value if samples is None or isinstance(value, Mapping) else samples

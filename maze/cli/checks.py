@@ -71,8 +71,7 @@ def _use_distributions_of_algorithm(cfg: DictConfig) -> None:
 def _draw_seeds(cfg: DictConfig) -> None:
     import secrets
 
-    seeding = cfg.get("seeding")
-    if seeding is None:
+    if (seeding := cfg.get("seeding")) is None:
         return
     if cfg.get("resume"):
         from maze.train.trainers.common.training_runner import resumed_seeds, stored_training

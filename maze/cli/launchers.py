@@ -233,13 +233,7 @@ def run_packed_job(payload: bytes, directory: str) -> bytes:
     Singleton.set_state(singletons)
     HydraConfig.instance().set_config(config)
     _redirect_output(Path(str(config.hydra.sweep.dir)) / str(OmegaConf.select(config, "hydra.sweep.subdir")))
-    job_return = run_job(
-        hydra_context=hydra_context,
-        task_function=task_function,
-        config=config,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )
+    job_return = run_job(task_function, config, "hydra.sweep.dir", "hydra.sweep.subdir", hydra_context=hydra_context)
     if job_return.status is JobStatus.FAILED:
         traceback.print_exception(outcome(job_return))
         job_return.return_value = ExceptionReport(outcome(job_return)).exception

@@ -183,8 +183,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
             raise RunFailedError from error
         with read_write(config.hydra), open_dict(config.hydra):
             OmegaConf.update(config, key, str(directory.path))
-        directories = _claimed.get()
-        if directories is not None and not is_resumed:
+        if (directories := _claimed.get()) is not None and not is_resumed:
             directories.append(directory)
 
 
@@ -195,7 +194,7 @@ def _named_options(config: DictConfig) -> dict[str, Any]:
     """
     chosen = dict(config.hydra.runtime.choices)
     texts = [text.lstrip("+") for text in config.hydra.overrides.task]
-    is_own = any(text.startswith(("policy._target_=", "policy={_target_:")) for text in texts)
+    is_own = any(text.startswith(("policy._target_=", "policy={")) for text in texts)
     own = {"policy": config.policy._target_.rpartition(".")[2]} if is_own else {}
     option = environment_option(chosen.get("env"), config.get("env"))
     if not any(text.startswith(("env=", "env@", "env._target_=", "env.name=", "experiment=")) for text in texts):

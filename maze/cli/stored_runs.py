@@ -392,8 +392,7 @@ class PolicyReader:
     def _training_runs(self, directory: Path) -> tuple[str, Any]:
         if (directory / _WEIGHTS).is_file():
             return self._training(directory)
-        runs = sorted(path.parent for path in directory.glob(f"*/{_WEIGHTS}"))
-        if not runs:
+        if not (runs := sorted(path.parent for path in directory.glob(f"*/{_WEIGHTS}"))):
             raise UsageError(
                 f"{self.where}: {directory} is not the directory of a training run, and contains none: there is no "
                 f"{_WEIGHTS} in it."

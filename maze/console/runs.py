@@ -102,8 +102,7 @@ class RunConsole(LogStatsWriter):
         if known_step != step:
             values = {}
         for key, value in stats.items():
-            number = scalar_value(value)
-            if number is not None:
+            if (number := scalar_value(value)) is not None:
                 values[statistic_name(key)] = number
         self._paths[path or ""] = (step, values)
 
@@ -214,8 +213,7 @@ def _event(name: str) -> str:
 
 
 def _cell(row: Row, values: dict[str, float]) -> str:
-    found = [values[column] for column in row.columns if column in values]
-    if not found:
+    if not (found := [values[column] for column in row.columns if column in values]):
         return "-"
     if len(found) > _MOST_GROUPS:
         return f"{significant(min(found))} … {significant(max(found))}"

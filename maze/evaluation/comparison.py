@@ -293,8 +293,7 @@ def _measures(comparison: Comparison) -> Iterator[str]:
         figures = intervals_figure(
             "Episodes, and their mean with its interval", [(row.policy, row.mean) for row in estimates], dots, None
         )
-        differences = [(row.policy, row.difference) for row in estimates if row.difference is not None]
-        if differences:
+        if differences := [(row.policy, row.difference) for row in estimates if row.difference is not None]:
             title = f"Difference from {comparison.played[0].name} in the same episode"
             figures += intervals_figure(title, differences, [each - dots[0] for each in dots[1:]], 0.0)
         yield page_section(

@@ -131,8 +131,7 @@ def _considered(policy: Policy, env: Any, observation: Any, actor: ActorID, acti
 
 def _planned(policy: Policy) -> list[dict[str, Any]]:
     """Return the estimates of a rollout policy for the candidates of its latest decision, best first."""
-    found = getattr(policy, "last_decision", None)
-    if found is None:
+    if (found := getattr(policy, "last_decision", None)) is None:
         return []
     rows = [
         {

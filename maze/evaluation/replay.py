@@ -357,8 +357,7 @@ class _Player:
         except EnvironmentContractError as error:
             found = str(error)
         else:
-            found = _difference(self.episode, played.record)
-            if found is None:
+            if (found := _difference(self.episode, played.record)) is None:
                 return played._replace(record=self.episode)  # has the events of the policy that acted
         raise CheckpointError(
             f"Episode {self.episode.id}: the replay differs from the record ({found}). Either the environment, its "
@@ -417,8 +416,7 @@ def _merged(action: Any, before: Any, observation: Any, actor: ActorID, env: Any
         if unknown := [str(head) for head in action if head not in space.spaces]:
             raise ConfigError(f"{known}, found {', '.join(unknown)}. what_if.substep chooses another sub-step.")
         action = {**ActionBounds(space).clip(before), **action}
-    problem = action_problem(action, space) or _masked(action, observation, space)
-    if problem:
+    if problem := action_problem(action, space) or _masked(action, observation, space):
         raise ConfigError(f"{where}: {problem}.")
     if isinstance(space, spaces.Dict):
         return {head: _typed(value, space.spaces[head]) for head, value in action.items()}

@@ -287,8 +287,7 @@ def actors_of(env: Any, policies: str | Mapping[str, str]) -> dict[str, ActorID]
     :param policies: Shared policies, see :class:`PettingZooEnv`.
     :raises ConfigError: The policies do not fit, or the environment does not name its agents.
     """
-    agents = list(getattr(env, "possible_agents", None) or ())
-    if not agents:
+    if not (agents := list(getattr(env, "possible_agents", None) or ())):
         raise ConfigError(f"env: {env} has no `possible_agents`, which networks are built for.")
     keys = {agent: agent for agent in agents}
     if isinstance(policies, Mapping):

@@ -132,8 +132,7 @@ class MazeAECEnv(AECEnv):
         self._clear_rewards()
         self._pending += float(reward)
         if done or self.maze_env.get_env_time() != env_time:  # the environment step is complete
-            own = self.maze_env.get_actor_rewards()
-            if own is None:
+            if (own := self.maze_env.get_actor_rewards()) is None:
                 self.rewards = dict.fromkeys(self.agents, self._pending)
             else:
                 for name, earned in zip(reversed(self._order), reversed(np.ravel(own)), strict=False):

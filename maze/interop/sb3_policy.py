@@ -174,8 +174,7 @@ def _described_policy(described: Any, path: Path) -> tuple[type[Any], dict[str, 
     """Return the class and the arguments of a policy, which its file describes as JSON and, for classes, as text."""
     policy = described.get("policy_class")
     policy = policy if isinstance(policy, Mapping) else {}
-    owner = _OWNER_OF_INIT.match(str(policy.get("__init__")))
-    if owner is None:
+    if (owner := _OWNER_OF_INIT.match(str(policy.get("__init__")))) is None:
         raise _needs_pickle(path, f"its policy is of a class in {policy.get('__module__')} without a description")
     kwargs = {}
     for key, value in (described.get("policy_kwargs") or {}).items():

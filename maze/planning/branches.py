@@ -242,8 +242,7 @@ class ArrayBranches(Branches):
         self.returns += np.where(is_running, self.gamma ** self.steps[0] * rewards[:n_rows], 0.0)
         if simulation.is_step_complete:
             self.steps += 1
-        over = terminated | truncated
-        if over.any():
+        if (over := terminated | truncated).any():
             self.done |= over[:n_rows]
             running = np.flatnonzero(~self.done)
             if len(running):  # rows that have ended follow one that has not: a simulation need not step ended episodes

@@ -412,8 +412,7 @@ def candidate_actions(
     :param ranked: Returns the actions that the base policy ranks highest, at most the given number; `None`: it ranks
         none.
     """
-    choices = _choices(space, observation)
-    if choices is None:
+    if (choices := _choices(space, observation)) is None:
         drawn = [sample() for _ in range(limit - 1)]
         if all(_key(action) == _key(base_action) for action in drawn):
             policy = RandomPolicy({0: space})
@@ -469,8 +468,7 @@ def _critic(config: Any, base: Policy) -> Value:
     """Return the critic of the run that the base policy comes from."""
     from maze.core.agent.serialized_torch_policy import trained_actor_critic
 
-    actor_critic = trained_actor_critic(plain_container(config, "policy.base"), base)
-    if actor_critic is None:
+    if (actor_critic := trained_actor_critic(plain_container(config, "policy.base"), base)) is None:
         raise ConfigError(
             "policy.value=critic: expected a base policy of a run with a state critic (A2C, PPO, IMPALA)."
         )

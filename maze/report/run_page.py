@@ -93,8 +93,7 @@ def chart_sections(charts: Sequence[page.Chart]) -> Iterator[str]:
 def _tiles(progress: Progress) -> Iterator[page.Tile]:
     name = f"{RETURN}/mean"
     for path, label in (("eval", "evaluation"), ("train", "training")):
-        values = page.column_of(progress.paths.get(path), name)
-        if values.size:
+        if (values := page.column_of(progress.paths.get(path), name)).size:
             yield page.Tile(f"mean return, latest {label}", float(values[-1]))
             if path == "eval":
                 yield page.Tile("highest evaluation", float(values.max()))
@@ -102,8 +101,7 @@ def _tiles(progress: Progress) -> Iterator[page.Tile]:
     steps = [each.env_steps[-1] for each in last if not math.isnan(each.env_steps[-1])]
     if steps and max(steps) > 0:
         yield page.Tile("environment steps", max(steps))
-    seconds = max((each.seconds[-1] for each in last), default=0.0)
-    if seconds:
+    if seconds := max((each.seconds[-1] for each in last), default=0.0):
         yield page.Tile("time", seconds, duration_text(seconds))
         if steps and max(steps) > 0:
             yield page.Tile("environment steps/s", max(steps) / seconds)
@@ -150,11 +148,13 @@ class ReportWriter(LogStatsWriter):
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
+        due, self._next_write = self._next_write, math.inf  # until this has succeeded, see `close`
         if self._earlier is not None:
             self._start -= self.progress.take_over(self._earlier, step, path or "")
             self._earlier = None
         seconds = self._clock() - self._start
         self.progress.add(path, step, seconds, StatsContext.active().n_env_steps, stats)
+        self._next_write = due
 
     @override(LogStatsWriter)
     def on_log_step_increment(self) -> None:
@@ -163,7 +163,7 @@ class ReportWriter(LogStatsWriter):
         now, state = self._clock(), RUNNING if record is None else str(record.get("state"))
         if not self.progress.n_rows or (now < self._next_write and state != ENDED):
             return
-        self._next_write = math.inf
+        self._next_write = math.inf  # until this has succeeded, see `close`
         self._write(state)
         duration = self._clock() - now
         self._next_write = now + max(self._interval, duration / MOST_OF_THE_TIME)
@@ -171,8 +171,8 @@ class ReportWriter(LogStatsWriter):
     @override(LogStatsWriter)
     def close(self) -> None:
         error = StatsContext.active().error
-        if self._next_write == math.inf:  # the report itself has failed, and the run continues
-            return
+        if self._next_write == math.inf and isinstance(error, Exception):
+            return  # the report itself has failed, and the run continues
         state = ENDED if error is None else INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
         self._write(state, f"{type(error).__name__}: {error}" if state == FAILED else None)
 
@@ -218,8 +218,7 @@ class ReportedRun:
     def returns(self) -> np.ndarray[Any, Any]:
         """Mean returns of the evaluations; without evaluations, of the training episodes."""
         for path in ("eval", "train"):
-            values = page.column_of(self.progress.paths.get(path), f"{RETURN}/mean")
-            if values.size:
+            if (values := page.column_of(self.progress.paths.get(path), f"{RETURN}/mean")).size:
                 return values
         return np.array([])
 
@@ -368,8 +367,7 @@ def _curves(group: RunGroup) -> page.RunData:
     for path in group.runs[0].progress.paths:
         members = [run.progress.paths[path] for run in group.runs if path in run.progress.paths]
         places = [{step: index for index, step in enumerate(each.steps)} for each in members]
-        steps = sorted(set(places[0]).intersection(*places[1:]))
-        if not steps:
+        if not (steps := sorted(set(places[0]).intersection(*places[1:]))):
             continue
         kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _N_POINTS)).round().astype(int)).tolist()
         rows = [[place[steps[number]] for number in kept] for place in places]

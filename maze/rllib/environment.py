@@ -248,8 +248,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         """Return the rewards of agents that have acted; RLlib adds them up until the agent's next observation."""
         env_time = self.maze_env.get_env_time()
         is_step_complete, self._env_time = env_time != self._env_time, env_time
-        of_actors = self.maze_env.get_actor_rewards()
-        if of_actors is None:
+        if (of_actors := self.maze_env.get_actor_rewards()) is None:
             return dict.fromkeys(self._acted, reward)
         rewards = dict.fromkeys(self._acted, 0.0)
         if is_step_complete:  # within an environment step they are those of the previous step
@@ -259,8 +258,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
 
     def _of_next_actor(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         name = agent_name(self.maze_env.actor_id())
-        discrete = self._discrete.get(name)
-        if discrete is None:
+        if (discrete := self._discrete.get(name)) is None:
             raise EnvironmentContractError(
                 f"env: the next actor of {self.maze_env!r} is {name}; expected one of {self.possible_agents}."
             )

@@ -176,8 +176,7 @@ class MazeRLModule(TorchRLModule):
     def setup(self) -> None:
         self.maze_config: ModuleConfig = self.model_config[MODEL_KEY]
         composer = self.maze_config.composer()
-        policy = composer.policy
-        if policy is None:
+        if (policy := composer.policy) is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
         if policy.is_recurrent:
             raise ConfigError(

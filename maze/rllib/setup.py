@@ -128,8 +128,7 @@ class TrainingSetup:
         Its modules are built in this process, where errors are clearer than in a worker.
         """
         composer = rl_module.ModuleConfig(self.model, self.spaces_dicts, None).composer()
-        policy = composer.policy
-        if policy is None:
+        if (policy := composer.policy) is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
         for name, plain in (("dueling", False), ("noisy", False), ("num_atoms", 1)):
             if self.algorithm == "DQN" and getattr(self.config, name) != plain:

@@ -136,8 +136,7 @@ class Tracker(LogStatsWriter, ABC):
         :param figures: Draws figures, shared with other writers.
         """
         self._figures = figures or self._figures
-        identity = run.identity(self.name)
-        if identity is not None:
+        if (identity := run.identity(self.name)) is not None:
             run.remember(self.name, identity)  # for the next resume, even if the tracker fails now
         run.remember(self.name, self._begin(run, identity))
         self._run = run  # only after `_begin`: :meth:`close` ends tracked runs
@@ -306,11 +305,8 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Param
 
         known = self._client.get_run(self._run_id).data.params
-        parameters = [
-            Param(_permitted(name), str(value)[:_LONGEST])
-            for name, value in settings.items()
-            if _permitted(name) not in known
-        ]
+        texts = {_permitted(name): str(value)[:_LONGEST] for name, value in settings.items()}
+        parameters = [Param(name, text) for name, text in texts.items() if name not in known]
         for start in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
 

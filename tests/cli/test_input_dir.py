@@ -120,7 +120,7 @@ def test_classes_of_policies_name_directories_and_need_no_sign() -> None:
     once = ["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", "log_base_dir=log"]
     assert main([*once, rule]) == 0
     assert [path.name for path in Path("log").iterdir()] == ["rollout-gym_env-DummyCartPolePolicy-sequential"]
-    assert main(["policy={_target_: maze.core.agent.random_policy.RandomPolicy, masks: {}}", *once]) == 0
+    assert main(["policy={masks: null, _target_: maze.core.agent.random_policy.RandomPolicy}", *once]) == 0
     assert Path("log/rollout-gym_env-RandomPolicy-sequential").is_dir()
     cloned = ["algorithm=a2c", "env.name=CartPole-v1", f"warm_start.{rule}", "warm_start.n_steps=40"]
     assert main(["-cn", "conf_train", *TINY, *cloned, "hydra.run.dir=out"]) == 0

@@ -280,8 +280,7 @@ class ObjectiveRecorder(LogStatsWriter):
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
         for key, value in stats.items():
-            number = scalar_value(value)
-            if number is None:
+            if (number := scalar_value(value)) is None:
                 continue
             tag = statistic_name(key, path, "_")
             self._seen.add(tag)
@@ -311,8 +310,7 @@ def recorder_of_sweep() -> ObjectiveRecorder | None:
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return None
     sweeper: Any = HydraConfig.get().sweeper
-    name = OmegaConf.select(sweeper, "objective")
-    if name is None:
+    if (name := OmegaConf.select(sweeper, "objective")) is None:
         return None
     maximize = OmegaConf.select(sweeper, "optim.maximize", default=OmegaConf.select(sweeper, "maximize", default=True))
     step = OmegaConf.select(sweeper, "objective_step", default="best")

@@ -365,8 +365,7 @@ class SweepStudy:
         number = len(self.trials)
         with self.plan.quietly():
             if self.plan.is_grid:
-                params = next(self._combinations, None)
-                if params is None:
+                if (params := next(self._combinations, None)) is None:
                     return None
                 return self._add(SweepTrial(number, params), self._begun(params, self.plan.distributions))
             if number >= self.plan.n_trials:

@@ -210,8 +210,7 @@ class SearchSweep(MazeSweeper):
         for name in ("budget", "num_workers"):
             _check_number(f"optim.{name}", self.optim[name])
         for name in ("maximize", "noisy"):
-            value = self.optim.get(name, False)
-            if not isinstance(value, bool):
+            if not isinstance(value := self.optim.get(name, False), bool):
                 raise UsageError(f"hydra.sweeper.optim.{name}: expected true or false, found {value!r}.")
 
     @override(MazeSweeper)
@@ -359,8 +358,7 @@ class SweepInProgress:
 
     def _restore(self) -> None:
         """Take over the results of an earlier process; repeat its unfinished runs."""
-        trials = self.study.trials
-        if not trials:
+        if not (trials := self.study.trials):
             return
         were_open = {trial.number for trial in self.study.open_trials}
         for trial in list(trials.values()):
@@ -443,8 +441,7 @@ class SweepInProgress:
         )
 
     def _write_table(self) -> None:
-        trials = self.trial_results()
-        if trials:
+        if trials := self.trial_results():
             frame = results.results_frame(trials, self.plan.maximize)
             write_whole(self.directory / results.RESULTS_FILE, frame.to_csv(index=False))
             if not self.plan.is_grid:

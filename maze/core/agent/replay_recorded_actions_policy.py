@@ -52,12 +52,11 @@ class ReplayRecordedActionsPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> Any:
-        maze_env: Any = env
-        env_time = maze_env.get_env_time()
+        env_time = env.get_env_time()
         if env_time < self._env_time:
             self._record = None  # the same episode may be run several times in a row
         self._env_time = env_time
-        record, episode_id = self._record, maze_env.get_episode_id()
+        record, episode_id = self._record, env.get_episode_id()
         if record is None or record.episode_id != episode_id:
             path = self.path / f"{file_stem(episode_id)}.json" if self.path.is_dir() else self.path
             record = ActionRecord.load(path) if path.is_file() else None

@@ -183,14 +183,10 @@ def define_plot(
     :param input_name: The `output_name` of the epoch statistic to draw.
     """
 
-    def decorate(event: EventMethod) -> EventMethod:
-        _own_definition(event).plots.append(PlotDefinition(create_figure_function, input_name))
-        return event
-
-    return decorate
+    return _add("plots", PlotDefinition(create_figure_function, input_name))
 
 
-def _add(level: str, definition: StatsDefinition) -> Callable[[EventMethod], EventMethod]:
+def _add(level: str, definition: StatsDefinition | PlotDefinition) -> Callable[[EventMethod], EventMethod]:
     def decorate(event: EventMethod) -> EventMethod:
         getattr(_own_definition(event), level).append(definition)
         return event
@@ -199,10 +195,7 @@ def _add(level: str, definition: StatsDefinition) -> Callable[[EventMethod], Eve
 
 
 def _own_definition(event: Callable[..., Any]) -> EventDefinition:
-    if not hasattr(event, _ATTRIBUTE):
-        setattr(event, _ATTRIBUTE, EventDefinition())
-    definition = getattr(event, _ATTRIBUTE)
-    assert isinstance(definition, EventDefinition)
+    definition: EventDefinition = vars(event).setdefault(_ATTRIBUTE, EventDefinition())
     return definition
 
 

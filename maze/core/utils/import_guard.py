@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import metadata
@@ -135,14 +135,12 @@ def current_guard() -> ImportGuard | None:
     return _ACTIVE.get()
 
 
-@contextmanager
-def imports_guarded(guard: ImportGuard | None = None) -> Iterator[ImportGuard]:
+def imports_guarded(guard: ImportGuard | None = None) -> AbstractContextManager[ImportGuard]:
     """Return a context with an import guard, for stored configurations that are read before or in it.
 
     :param guard: The guard; `None`: the one of the surrounding context, or a new one.
     """
-    with (guard or current_guard() or ImportGuard()).active() as active:
-        yield active
+    return (guard or current_guard() or ImportGuard()).active()
 
 
 class _GuardingFinder(MetaPathFinder):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 
 WHERE = "model.model_builder"
+ENCODED, SCALED, NORMALIZED = "_SetAttentionBlock_items", "_ScalingBlock", "_RunningNormalizationBlock"
+"""What is appended to the name of an observation: the encoded items of a set, multiplied by its factor, normalized with
+running statistics."""
 PRESET_KEYS = ("hidden", "recurrence")
 """Entries of the modality configuration that are stages of the template, not modalities."""
 
@@ -216,21 +219,6 @@ def free_name(name: str, taken: Container[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def encoded_key(observation_key: str) -> str:
-    """Return the name of the encoded items of a set."""
-    return f"{observation_key}_SetAttentionBlock_items"
-
-
-def scaled_key(observation_key: str) -> str:
-    """Return the name of an observation multiplied by its factor."""
-    return f"{observation_key}_ScalingBlock"
-
-
-def normalized_key(observation_key: str) -> str:
-    """Return the name of an observation normalized with running statistics."""
-    return f"{observation_key}_RunningNormalizationBlock"
 
 
 def _mapping(name: str, given: Any) -> dict[str, Any]:

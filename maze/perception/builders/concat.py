@@ -13,7 +13,7 @@ from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
 from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock, ScalingBlock
 from maze.perception.blocks.inference import InferenceBlock
-from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name, normalized_key, scaled_key
+from maze.perception.builders.base import NORMALIZED, SCALED, WHERE, BaseModelBuilder, free_name
 
 
 class ConcatModelBuilder(BaseModelBuilder):
@@ -65,7 +65,7 @@ class ConcatModelBuilder(BaseModelBuilder):
             )
         shapes = [in_shapes[other] for other in in_keys]
         if key in self.normalized_observations:
-            in_keys[0] = normalized_key(key)
+            in_keys[0] = key + NORMALIZED
             blocks[in_keys[0]] = RunningNormalizationBlock(key, in_keys[0], [shapes[0]])
         if not shapes[0]:  # a single number
             flat = f"{key}_FlattenBlock"
@@ -73,9 +73,8 @@ class ConcatModelBuilder(BaseModelBuilder):
             in_keys[0], shapes[0] = flat, (1,)
         scale = self.observation_scales.get(key)
         if scale is not None:
-            scaled = scaled_key(key)
-            blocks[scaled] = ScalingBlock(in_keys[0], scaled, [shapes[0]], scale)
-            in_keys[0] = scaled
+            blocks[key + SCALED] = ScalingBlock(in_keys[0], key + SCALED, [shapes[0]], scale)
+            in_keys[0] = key + SCALED
         out_key = free_name(f"{key}_{self.block_name(modality)}", blocks)
         block = blocks[out_key] = self.build_block(modality, in_keys, out_key, shapes)
         n_dims = len(block.out_shapes()[0])

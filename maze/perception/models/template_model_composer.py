@@ -29,7 +29,7 @@ from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.inference import Candidates, InferenceBlock, network_of
 from maze.perception.blocks.joint_blocks.set_blocks import ItemScoresBlock
 from maze.perception.blocks.output.linear import GaussianOutputBlock, LinearOutputBlock
-from maze.perception.builders.base import WHERE, BaseModelBuilder, encoded_key, free_name, normalized_key, scaled_key
+from maze.perception.builders.base import ENCODED, NORMALIZED, SCALED, WHERE, BaseModelBuilder, free_name
 from maze.perception.models import critics
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
 from maze.perception.perception_utils import flatten_spaces
@@ -461,8 +461,7 @@ class _ActionHeads:
             blocks[places] = block.apply(self._initialization.layers(initial_norm))
         if settings is not None:
             shapes = {**perception_net.tensor_shapes(), places: (n_units,)}
-            names_of = (encoded_key, scaled_key, normalized_key)
-            known_as = [(*(name_of(key) for name_of in names_of), key) for key in settings["observations"]]
+            known_as = [[key + end for end in (ENCODED, SCALED, NORMALIZED, "")] for key in settings["observations"]]
             keys = [*blocks, *(next(key for key in names if key in shapes) for names in known_as), latent]
             in_shapes = [*(shapes[key] for key in keys), *([(n_units,)] if mask else [])]
             keys, layers = [*keys, *([mask] if mask else [])], (settings["hidden_units"], settings["non_lin"])

@@ -57,8 +57,8 @@ class ObservationNormalizationStrategy(ABC):
         self._axis = self._checked_axis(axis)
         self._statistics: StatisticsType | None = None
         # Differences of large numbers need the precision that the observation has.
-        is_exact = np.dtype(observation_space.dtype).name in _EXACT_IN_FLOAT32
-        self._dtype = np.dtype(np.float32 if is_exact else np.float64)
+        self._is_exact = np.dtype(observation_space.dtype).name in _EXACT_IN_FLOAT32
+        self._dtype = np.dtype(np.float32 if self._is_exact else np.float64)
 
     @abstractmethod
     def estimate_stats(self, observations: list[np.ndarray]) -> StatisticsType:
@@ -184,9 +184,8 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
         self._statistics = statistics
         with np.errstate(all="ignore"):
             single: tuple[np.ndarray, np.ndarray] = offset.astype(np.float32), scale.astype(np.float32)
-        is_exact = np.dtype(self._observation_space.dtype).name in _EXACT_IN_FLOAT32
         suffices = (
-            is_exact
+            self._is_exact
             and (np.abs(single[0] - offset) <= _TOLERANCE * scale).all()
             and (np.abs(offset) + scale < _FLOAT32_LIMIT).all()
             and (single[1] >= np.finfo(np.float32).tiny).all()
