@@ -7,6 +7,7 @@ import csv
 import json
 import logging
 import re
+from contextlib import suppress
 from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -113,6 +114,26 @@ def test_error_in_the_report_is_logged_once_and_the_run_continues(
     assert [record.getMessage() for record in caplog.records] == [
         "ReportWriter cannot write (RuntimeError: no picture); it is disabled for this run."
     ]
+
+
+@pytest.mark.parametrize(("error", "state"), [(RuntimeError("no picture"), None), (KeyboardInterrupt(), "interrupted")])
+def test_only_the_run_decides_the_last_state_of_the_report(
+    error: BaseException, state: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the report is none of the run; an interruption while the report is written is one."""
+    errors = [error]
+
+    def broken_once(*args: Any, **kwargs: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return run_page(*args, **kwargs)
+
+    monkeypatch.setattr("maze.report.run_page.run_page", broken_once)
+    with suppress(KeyboardInterrupt), StatsContext() as stats:
+        stats.register_writer(ReportWriter(tmp_path, FACTS, interval=0.0))
+        step(stats, 1.0)
+    file = tmp_path / REPORT_FILE
+    assert not file.exists() if state is None else f'state {state}">' in file.read_text(encoding="utf-8")
 
 
 class _Tags(HTMLParser):
