@@ -203,10 +203,9 @@ def algorithm_name(algorithm: Any, run: Path) -> str:
     :param run: Directory of the run.
     """
     target = algorithm.get("_target_") if isinstance(algorithm, Mapping) else None
-    if shipped := [option for option, path in SHIPPED_ALGORITHMS.items() if path == target]:
-        return shipped[0]
+    shipped = next((option for option, path in SHIPPED_ALGORITHMS.items() if path == target), None)
     choices = chosen_options(run)
-    return str(choices.get("algorithm") or choices.get("rllib/algorithm") or target or "?")
+    return str(shipped or choices.get("algorithm") or choices.get("rllib/algorithm") or target or "?")
 
 
 def record_of(run: Path) -> Mapping[str, Any] | None:

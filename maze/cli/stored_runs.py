@@ -410,8 +410,8 @@ class PolicyReader:
         algorithm = stored_config.read_plain_yaml(run / CONFIG_FILE).get("algorithm")
         gamma = algorithm.get("gamma") if isinstance(algorithm, dict) else None
         entry = {"policy": policy, "wrappers": stored.get("wrappers"), "input_dir": str(run), "gamma": gamma}
-        is_named = not run.name[:1].isdigit()  # else a time, or the number of a trial
-        return run.name if is_named else f"{algorithm_name(algorithm, run)} {run.name}", entry
+        # A time, or the number of a trial, needs the algorithm.
+        return f"{algorithm_name(algorithm, run)} {run.name}" if run.name[:1].isdigit() else run.name, entry
 
     def _option(self, name: str) -> dict[str, Any]:
         """Return the configuration of an option of the group; the suffix `_policy` may be omitted."""

@@ -30,7 +30,9 @@ from maze.core.env.action_conversion import masked_heads
 from maze.core.env.faults import in_simulation, text_of
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.events.event_topic_factory import event_methods
+from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.config_utils import EnvFactory, whole_number
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import env_name, restarts_when_copied
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 
@@ -170,8 +172,9 @@ def check_env(
 ) -> CheckReport:
     """Take random actions in an environment and compare its behaviour with the contract.
 
-    Checked are actors and their order, spaces and observations, rewards, `done` and `info`, determinism under a
-    seed, pickling, cloning and new futures of clones, the round trips of conversions, and action masks.
+    Checked are actors and their order, spaces and observations, rewards, `done` and `info`, KPIs of episodes that end,
+    determinism under a seed, pickling, cloning and new futures of clones, the round trips of conversions, and action
+    masks.
 
     :param env: The environment with its wrappers, or a class, a function, a configuration or an id that makes one. The
         state of a given environment is undefined afterwards.
@@ -188,12 +191,12 @@ def check_env(
     make_env = EnvFactory(env if is_made else lambda: copy.deepcopy(env))
     made = make_env()
     report = CheckReport(env_name(base_maze_env(made)))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), StatsContext():
         warnings.simplefilter("ignore")  # the warnings of environments are about faults that are checked below
         if _check_declarations(report, made):
             _require_masks(made, masks or {})
             subject = _Subject(report, make_env, n_steps, seed, dict(masks or {}))
-            if _StepChecks(subject, made).run():
+            if _StepChecks(subject, LogStatsWrapper.wrap(made)).run():  # computes KPIs
                 _check_determinism(subject)
                 if restarts_when_copied(getattr(base_maze_env(made).core_env, "env", None)):
                     report.skip("pickling", "copies of the simulation begin anew (gymnasium.utils.EzPickle)")
@@ -445,6 +448,7 @@ class _StepChecks:
                 self._check_transition(where, transition)
                 observation = transition.observation
                 if transition.done:
+                    where = "the KPIs of an episode, or the next reset()"
                     observation = self.env.reset()
                     self.actors, self.rewards = [], []
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from abc import ABC
@@ -22,6 +23,7 @@ from maze.core.env.observation_conversion import DictObservationConversion, Obse
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.events.pubsub import Pubsub
+from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
@@ -235,6 +237,17 @@ def test_each_planted_fault_is_the_one_finding_and_names_its_place(fault):
 def test_steps_that_are_never_complete_are_found_with_their_consequence():
     report = check_env(partial(drawer_env, "step-completion"), n_steps=80)
     assert {finding.check for finding in report.findings} >= {"substep-order"}
+
+
+def test_errors_of_kpis_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoKpis(KpiCalculator):
+        def calculate_kpis(self, episode_event_log: Any, last_maze_state: Any) -> dict[str, float]:
+            return {"opened": 1 / 0}
+
+    monkeypatch.setattr(DrawerCoreEnv, "get_kpi_calculator", lambda self: NoKpis())
+    report = check_env(drawer_env, n_steps=80)
+    assert [finding.check for finding in report.findings] == ["exception"]
+    assert re.search("KPIs of an episode.*ZeroDivisionError", str(report))
 
 
 def test_checker_findings_are_raised_as_one_error():
