@@ -505,7 +505,8 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
         else:  # uvicorn would raise the signal again after its responses, so that the exit status were not 0
             loop = asyncio.get_event_loop()
-            loop.call_soon_threadsafe(loop.call_later, is_first * self._drain, setattr, self, "should_exit", True)
+            delay = self._drain if is_first else 0.0
+            loop.call_soon_threadsafe(loop.call_later, delay, setattr, self, "should_exit", True)
 
 
 if __name__ == "__main__":
