@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -25,6 +26,13 @@ def bundle(tmp_path: Path) -> Path:
     path = tmp_path / "policy.maze"
     path.write_bytes(always(0))
     return path
+
+
+@pytest.fixture(autouse=True)
+def root_logger_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command replaces the handlers of the root logger by one for its own error stream."""
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
 
 
 def until(holds: Callable[[], bool]) -> None:
