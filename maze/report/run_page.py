@@ -148,13 +148,11 @@ class ReportWriter(LogStatsWriter):
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
-        due, self._next_write = self._next_write, math.inf  # until this has succeeded, see `close`
         if self._earlier is not None:
             self._start -= self.progress.take_over(self._earlier, step, path or "")
             self._earlier = None
         seconds = self._clock() - self._start
         self.progress.add(path, step, seconds, StatsContext.active().n_env_steps, stats)
-        self._next_write = due
 
     @override(LogStatsWriter)
     def on_log_step_increment(self) -> None:
@@ -163,16 +161,15 @@ class ReportWriter(LogStatsWriter):
         now, state = self._clock(), RUNNING if record is None else str(record.get("state"))
         if not self.progress.n_rows or (now < self._next_write and state != ENDED):
             return
-        self._next_write = math.inf  # until this has succeeded, see `close`
         self._write(state)
         duration = self._clock() - now
         self._next_write = now + max(self._interval, duration / MOST_OF_THE_TIME)
 
     @override(LogStatsWriter)
     def close(self) -> None:
-        error = StatsContext.active().error
-        if self._next_write == math.inf and isinstance(error, Exception):
+        if StatsContext.active().is_disabled(self):
             return  # the report itself has failed, and the run continues
+        error = StatsContext.active().error
         state = ENDED if error is None else INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
         self._write(state, f"{type(error).__name__}: {error}" if state == FAILED else None)
 

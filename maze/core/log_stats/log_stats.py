@@ -456,7 +456,7 @@ class StatsContext:
             For a disabled writer nothing is called.
         :param write: Function without arguments. Its other exceptions are raised.
         """
-        if id(writer) in self._silenced:
+        if self.is_disabled(writer):
             return
         try:
             write()
@@ -469,6 +469,10 @@ class StatsContext:
             self.error = of_run
             what = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             _LOGGER.warning("%s cannot write (%s); it is disabled for this run.", type(writer).__name__, what)
+
+    def is_disabled(self, writer: object) -> bool:
+        """Return whether an error has disabled a writer, which may be finishing now."""
+        return id(writer) in self._silenced
 
     def reset(self) -> None:
         """Reset the context to its initial state."""

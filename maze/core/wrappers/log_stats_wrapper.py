@@ -47,7 +47,9 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
     """
 
     # Bound methods of lists would refer to the lists of the original.
-    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_actor_id", "_heads_by_key", "_only_heads", "_rewards")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (
+        *(*Wrapper.TRANSIENT, "_actor_id", "_kpi_calculator", "_heads_by_key", "_only_heads", "_rewards"),
+    )
     CLONED = ("_pending_reward", "_is_step_pending", "_keeps_log", "_step_keys", "_is_done", "_n_taken")
 
     def __init__(self, env: MazeEnv[Any], logging_prefix: str | None = None) -> None:
@@ -75,7 +77,7 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
     @override(Wrapper)
     def _bind(self) -> None:
         super()._bind()
-        self._actor_id = self.env.actor_id
+        self._actor_id, self._kpi_calculator = self.env.actor_id, self.env.get_kpi_calculator
         self._heads_by_key: dict[Any, list[_Head]] = {}
         for step_key, space in self.env.action_spaces_dict.items():
             is_first = not self._heads_by_key
@@ -135,7 +137,7 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
         self._n_taken = 0
         self._is_done = False
         self._step_keys.clear()
-        has_kpis = self.env.get_kpi_calculator() is not None
+        has_kpis = self._kpi_calculator() is not None
         self._keeps_log = self._is_log_requested or has_kpis or bool(LogEventsWriterRegistry.writers)
         return observation
 
@@ -334,7 +336,7 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
         self._event_stats.reduce()
 
     def _kpi_records(self, log: EpisodeEventLog) -> list[EventRecord]:
-        calculator = self.env.get_kpi_calculator()
+        calculator = self._kpi_calculator()
         kpis: Any = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
         if not isinstance(kpis, Mapping) or any(not _is_number(kpi) for kpi in kpis.values()):
             raise EnvironmentContractError(
