@@ -25,7 +25,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.algorithms import with_own_algorithm
 from maze.cli.hydra_setup import (
     RunFailedError,
     UsageError,
@@ -34,6 +33,7 @@ from maze.cli.hydra_setup import (
     for_hydra,
     set_gate_status,
     translated,
+    with_own_algorithm,
 )
 from maze.cli.run_directory import claimed_directories, has_results, uploads_of_run
 from maze.console.streams import lasting_console, open_pipes_reported, quiet_console

@@ -13,8 +13,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, flag_override
 
 from maze.api.utils import InvalidSpecificationError
-from maze.cli.algorithms import TARGET, option_of
-from maze.cli.hydra_setup import SECTION, short_name, split_wrapper_path, suggestion
+from maze.cli.hydra_setup import ALGORITHM_TARGET, SECTION, option_of, short_name, split_wrapper_path, suggestion
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_environment, is_vector_env, shown_value
 from maze.core.utils.factory import TARGET_KEY
@@ -72,8 +71,8 @@ class ConfigurationAuditor:
         if not isinstance(self.overrides.get("algorithm"), str | None) and "algorithm" not in self.kwargs:
             # The runner depends on it.
             self.kwargs["algorithm"] = self.overrides.pop("algorithm")
-        if isinstance(self.overrides.get(TARGET), str) and "algorithm" not in self.kwargs:
-            self.kwargs["algorithm"] = self.algorithm_name({TARGET_KEY: self.overrides.pop(TARGET)})
+        if isinstance(self.overrides.get(ALGORITHM_TARGET), str) and "algorithm" not in self.kwargs:
+            self.kwargs["algorithm"] = self.algorithm_name({TARGET_KEY: self.overrides.pop(ALGORITHM_TARGET)})
         for name, value in self.kwargs.items():
             for choice in self._choices(name, value):
                 _check_component(name, choice)

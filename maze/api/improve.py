@@ -28,6 +28,7 @@ from maze.core.env.context import ordered_seeds
 from maze.core.errors import ConfigError, MazeError, first_line
 from maze.core.utils.config_utils import duration, value_text, whole_number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, locate, plain_container
+from maze.core.utils.stats_utils import Estimate, mean_interval, unseen_share
 from maze.core.utils.stored_config import is_own_package
 from maze.core.wrappers.time_limit_wrapper import time_limited
 from maze.evaluation import runners
@@ -35,7 +36,6 @@ from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisode
 from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes, require_measures
 from maze.planning.branches import chance_in, simulation_of, stack_of
 from maze.planning.rollout_policy import CANDIDATES, RolloutPolicy
-from maze.report.estimates import Estimate, mean_interval, unseen_share
 from maze.report.page import Cell, code_list, number_text, page_section, table
 from maze.runner import Runner
 

@@ -16,7 +16,14 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.context import CONTEXT
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.utils.files import aligned, csv_text
-from maze.report.estimates import Estimate, Values, iqm_interval, mean_interval, quantile_interval, tail_contributions
+from maze.core.utils.stats_utils import (
+    Estimate,
+    Values,
+    iqm_interval,
+    mean_interval,
+    quantile_interval,
+    tail_contributions,
+)
 from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
 RETURN, LENGTH = "return", "steps"
@@ -85,8 +92,8 @@ class Comparison:
     """Comparison of policies on the same episodes.
 
     Intervals cover the variation over episodes and, for policies with several runs, over runs; see
-    :mod:`maze.report.estimates`. The same episodes for all policies (common random numbers) reduce the variance of the
-    differences.
+    :mod:`maze.core.utils.stats_utils`. The same episodes for all policies (common random numbers) reduce the variance
+    of the differences.
 
     :param played: Measures of the policies in the same episodes; the first policy is the reference.
     :param minimized: Measures for which less is better.

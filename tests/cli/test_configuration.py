@@ -10,7 +10,8 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.algorithms import SHIPPED_ALGORITHMS
+from maze.cli.checks import complete
+from maze.cli.hydra_setup import SHIPPED_ALGORITHMS
 from maze.cli.run_summary import config_as_yaml
 from tests.configs import composed
 
@@ -100,6 +101,24 @@ def test_ppo_auto_initialises_automatic_models_orthogonally_unless_another_is_ch
     assert composed("conf_train", *choices).model.initialization == "orthogonal"
     assert composed("conf_train", *choices, "model.initialization=normc").model.initialization == "normc"
     assert composed("conf_train", "algorithm=ppo", "model=auto").model.initialization == "normc"
+
+
+def test_paths_of_data_and_files_refer_to_the_directory_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "policy.maze").touch()
+    data = "runner.initial_demonstration_trajectories"
+    cfg = composed(
+        "conf_train", "algorithm=sacfd", f"{data}.input_data=[mine/trajectory_data,minari:pendulum/expert-v0]"
+    )
+    assert complete(cfg, tmp_path) == [f"{data}.input_data"]
+    assert list(cfg.runner.initial_demonstration_trajectories.input_data) == [
+        str(tmp_path / "mine" / "trajectory_data"),
+        "minari:pendulum/expert-v0",
+    ]
+    cfg = composed("conf_rollout", "policy=bundle", "policy.bundle=policy.maze")
+    assert complete(cfg, tmp_path) == ["policy.bundle"]
+    assert cfg.policy.bundle == str(tmp_path / "policy.maze")
+    cfg = composed("conf_rollout", "policy=bundle", "policy.bundle=other.maze")  # perhaps in `input_dir`
+    assert complete(cfg, tmp_path) == []
 
 
 def test_no_file_leaves_a_group_key_behind() -> None:
