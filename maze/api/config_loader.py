@@ -204,10 +204,10 @@ class ConfigurationLoader:
             full = compose(name, overrides=for_hydra(texts), return_hydra_config=True)
             apply_overrides(full)
             choose_critic(full)
-            self._complete_hydra(full, number, texts, placed, name)
+            self._complete_hydra(full, number, placed, name)
             with hydra_config(full):
                 config = self._job_config(full, texts, placed)
-                workdir = self._workdir(full, number)
+                workdir = self._workdir(full)
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             text = str(translated(error) or error)
             name, text = ("configuration: ", text.removeprefix("-cn ")) if text.startswith("-cn ") else ("", text)
@@ -222,9 +222,7 @@ class ConfigurationLoader:
         objects = tuple(path for path, value in placed)
         return LoadedRun(number, config, full, workdir, ("-cn", name, *texts), objects, swept)
 
-    def _complete_hydra(
-        self, full: DictConfig, number: int, texts: list[str], placed: list[tuple[str, Any]], name: str
-    ) -> None:
+    def _complete_hydra(self, full: DictConfig, number: int, placed: list[tuple[str, Any]], name: str) -> None:
         with read_write(full), open_dict(full):
             full.hydra.job.config_name = name
             if self.auditor.multirun:
@@ -265,7 +263,7 @@ class ConfigurationLoader:
             _check_runner(config)
         return config
 
-    def _workdir(self, full: DictConfig, number: int) -> Path:
+    def _workdir(self, full: DictConfig) -> Path:
         if not self.auditor.multirun:
             return self.project / str(self.run_dir or full.hydra.run.dir)
         # The names contain the time: all runs are below the directory of the first.

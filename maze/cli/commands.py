@@ -115,8 +115,7 @@ _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("trajectory_data/*.pkl", _read_verified),
     ("events.out.tfevents.*", _read_events),
     ("*.yaml", read_yaml),
-    ("versions.json", _read_json),
-    ("run.json", _read_json),
+    ("*.json", _read_json),
 )
 
 
