@@ -45,10 +45,11 @@ class FlagParser(argparse.ArgumentParser):
 
     :param flag: The flag.
     :param description: Purpose of the flag.
+    :param add_help: Whether `--help` describes it.
     """
 
-    def __init__(self, flag: str, description: str) -> None:
-        super().__init__(f"maze-run {flag}", description=description, allow_abbrev=False)
+    def __init__(self, flag: str, description: str, add_help: bool = True) -> None:
+        super().__init__(f"maze-run {flag}", description=description, allow_abbrev=False, add_help=add_help)
         self.argument_default = argparse.SUPPRESS
         self._flag = flag
 

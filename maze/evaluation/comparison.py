@@ -272,13 +272,11 @@ def comparison_page(comparison: Comparison, written: datetime, further: Sequence
 
 
 def _overview(comparison: Comparison) -> str:
-    rows: list[list[Cell]] = []
-    for played in comparison.played:
-        row: list[Cell] = [played.name]
-        for measure in comparison.measures:
-            found = next(each for each in comparison.rows_of(measure) if each.policy == played.name)
-            row.append(MarkedNumber(found.mean.value, _verdict(comparison, found)))
-        rows.append(row)
+    of_policies = zip(*map(comparison.rows_of, comparison.measures), strict=True)
+    rows: list[list[Cell]] = [
+        [found[0].policy, *(MarkedNumber(each.mean.value, _verdict(comparison, each)) for each in found)]
+        for found in of_policies
+    ]
     marks = "▲ better, ▼ worse, * different from the first policy: the interval of the difference excludes 0"
     return table(["policy", *comparison.measures], rows, f"Means over episodes; {marks}")
 
