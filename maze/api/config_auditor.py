@@ -130,11 +130,9 @@ class ConfigurationAuditor:
 
 
 def _check_component(name: str, value: Any) -> None:
-    if isinstance(value, str):
-        return
-    if isinstance(value, Mapping):
-        if name == "algorithm":
-            _algorithm_class(value)
+    if isinstance(value, Mapping) and name == "algorithm":
+        _algorithm_class(value)
+    if isinstance(value, str | Mapping):
         return
     if name == "env":
         is_fine = callable(value) or is_environment(value) or is_vector_env(value)

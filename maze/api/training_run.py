@@ -409,7 +409,7 @@ class TrainingRun:
 
     def _write_run_info(self, directory: Path) -> None:
         if self.verbose == EVERYTHING:
-            print(run_summary.config_as_yaml(self.cfg), flush=True)
+            print(config_to_yaml(self.cfg, sort_keys=True), flush=True)
         print(run_summary.beginning(directory, self.project), flush=True)
         arguments = list(self.loaded.arguments)
         run_summary.write_run_info(directory, self.cfg, self.project, arguments)

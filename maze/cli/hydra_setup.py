@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -28,10 +28,9 @@ from yaml import YAMLError
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, first_line
+from maze.core.utils.factory import Factory
 from maze.core.utils.stored_config import is_importable
-
-if TYPE_CHECKING:
-    from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 
 class UsageError(ConfigError):
@@ -432,9 +431,6 @@ def with_own_algorithm(arguments: Sequence[str]) -> list[str]:
     targets = [text.partition("=")[2] for text in arguments if text.lstrip("+").startswith(f"{ALGORITHM_TARGET}=")]
     if not targets or "," in targets[-1]:
         return list(arguments)
-    from maze.core.utils.factory import Factory
-    from maze.train.trainers.common.config_classes import AlgorithmConfig
-
     option = option_of(Factory(AlgorithmConfig).type_from_name(targets[-1].strip("'\""), config_path=ALGORITHM_TARGET))
     is_chosen = any(text.startswith("algorithm=") for text in arguments)
     return list(arguments) if is_chosen else [*arguments, f"algorithm={option}"]

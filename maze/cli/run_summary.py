@@ -13,7 +13,7 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -25,13 +25,18 @@ from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import config_to_yaml, gym_env_defaults, value_text
 from maze.core.utils.files import aligned, read_json_object, write_whole
-from maze.core.utils.stored_config import SPACES_FILE, chosen_options, own_packages, read_plain_yaml, trusted_here
+from maze.core.utils.stored_config import (
+    SPACES_FILE,
+    STORED_CONFIG,
+    chosen_options,
+    own_packages,
+    read_plain_yaml,
+    trusted_here,
+)
+from maze.report.progress import Progress, read_progress
+from maze.report.run_page import ReportWriter, RunFacts
 from maze.train.utils.run_process import ENDED, read_record
 from maze.utils.process import version_of
-
-if TYPE_CHECKING:
-    from maze.report.progress import Progress
-    from maze.report.run_page import ReportWriter, RunFacts
 
 # Options that configure all environments of a package.
 _BY_NAME = ("gym_env", "atari", "pettingzoo")
@@ -45,8 +50,7 @@ TRUST = "--trust"
 FROM_PYTHON = "  # and, from Python, "
 """Begins the remark about parts of a run that are no text."""
 VERSIONS_FILE = "versions.json"
-HYDRA_CONFIG = Path(".hydra") / "config.yaml"
-_RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
+_RUN_FILES = (STORED_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 
 
 # -- files of a run ----------------------------------------------------------------------------------------------------
@@ -76,14 +80,6 @@ def installed_versions() -> dict[str, str | None]:
     return {**own, **{package: version_of(package) for package in PACKAGES}}
 
 
-def config_as_yaml(cfg: DictConfig) -> str:
-    """Return the composed configuration as YAML, interpolations unresolved, sorted by keys.
-
-    Objects among its values are described by class and arguments.
-    """
-    return config_to_yaml(cfg, sort_keys=True)
-
-
 def write_run_info(
     directory: Path,
     cfg: DictConfig,
@@ -100,12 +96,12 @@ def write_run_info(
     command = command_text(*(sys.argv[1:] if arguments is None else arguments))
     versions = {"versions": installed_versions(), "git": git_state(project)}
     for name, text in (
-        (CONFIG_FILE, config_as_yaml(cfg)),
+        (CONFIG_FILE, config_to_yaml(cfg, sort_keys=True)),
         (COMMAND_FILE, command + "\n"),
         (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
     ):
         write_whole(directory / name, text)
-    _correct(directory / ".hydra" / "config.yaml", cfg, taken_over)
+    _correct(directory / STORED_CONFIG, cfg, taken_over)
 
 
 def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
@@ -209,7 +205,7 @@ def algorithm_name(algorithm: Any, run: Path) -> str:
 def stored_overrides(directory: Path) -> list[str]:
     """Return the overrides of a run's command."""
     try:
-        overrides = yaml.safe_load(text_of(directory / HYDRA_CONFIG.parent / "overrides.yaml"))
+        overrides = yaml.safe_load(text_of(directory / STORED_CONFIG.parent / "overrides.yaml"))
     except yaml.YAMLError:
         return []
     return [str(override) for override in overrides] if isinstance(overrides, list) else []
@@ -333,15 +329,11 @@ def report_writer(directory: Path, project: Path) -> ReportWriter:
     :param directory: Directory of the run, with its configuration and command.
     :param project: Working directory of the command; the commands in the report refer to it.
     """
-    from maze.report.run_page import ReportWriter
-
     return ReportWriter(directory, facts_of(directory, project), _resumed(directory))
 
 
 def _resumed(directory: Path) -> Progress | None:
     """Return the statistics of the run that this one resumes, if any."""
-    from maze.report.progress import read_progress
-
     cfg = read_plain_yaml(directory / CONFIG_FILE)
     if not cfg.get("resume") or not cfg.get("input_dir"):
         return None
@@ -357,8 +349,6 @@ def facts_of(directory: Path, project: Path) -> RunFacts:
     :param directory: Directory of the run.
     :param project: Working directory of the commands.
     """
-    from maze.report.run_page import RunFacts
-
     directory = directory.absolute()
     cfg = read_plain_yaml(directory / CONFIG_FILE)
     command = directory / COMMAND_FILE

@@ -6,29 +6,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import DictConfig
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
 from maze.core.utils.config_utils import number
 from maze.core.utils.files import aligned
-from maze.core.utils.stats_utils import (
-    Bounds,
-    Estimate,
-    episodes_to_see,
-    mean_interval,
-    tail_contributions,
-    unseen_share,
-)
+from maze.core.utils.stats_utils import Estimate, episodes_to_see, mean_interval, tail_contributions, unseen_share
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
 from maze.evaluation.runners import ComparisonRunner, goals_of
 from maze.report.page import Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 MORE, LESS, NONE = "more", "less", "none"
 """Goals of a measure."""
@@ -57,7 +48,7 @@ class Threshold:
     margin: float = MARGIN
     absolute_margin: float | None = None
     limit: float | None = None
-    range: Bounds | None = None
+    range: tuple[float, float] | None = None
 
     def tolerated(self, baseline: float) -> float:
         """Return the margin in units of the measure.
@@ -207,12 +198,12 @@ class Judged(NamedTuple):
     @property
     def passes(self) -> bool:
         """Whether the measure passes or is not judged."""
-        return self.result in (PASSED, NOT_JUDGED) and self.keeps_limit == PASSED
+        return self.verdict in (PASSED, NOT_JUDGED)
 
     @property
     def verdict(self) -> str:
         """The result for reports."""
-        if self.result in (PASSED, NOT_JUDGED) and self.keeps_limit != PASSED:
+        if self.result == PASSED and self.keeps_limit != PASSED:
             return "beyond the limit" if self.keeps_limit == WORSE else "limit undecided"
         return self.result
 
@@ -376,7 +367,7 @@ HOW_IT_IS_JUDGED = (
 )
 
 
-def _range_of(ends: Sequence[float]) -> Bounds:
+def _range_of(ends: Sequence[float]) -> tuple[float, float]:
     return min(ends), max(ends)
 
 
@@ -395,7 +386,7 @@ def _tolerated(each: Judged) -> str:
     return f"{bound:+.5g}{limit}"
 
 
-def _bounds(where: str, value: Any) -> Bounds:
+def _bounds(where: str, value: Any) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise ConfigError(f"{where}: expected the smallest and the largest value, such as [0, 500], found {value!r}.")
     low, high = (number(where, end) for end in value)

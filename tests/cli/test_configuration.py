@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.checks import complete
 from maze.cli.hydra_setup import SHIPPED_ALGORITHMS
-from maze.cli.run_summary import config_as_yaml
+from maze.core.utils.config_utils import config_to_yaml
 from tests.configs import composed
 
 CONF = Path(str(resources.files("maze.conf")))
@@ -40,7 +40,7 @@ def test_every_option_of_a_training_run_composes(group: str) -> None:
 @pytest.mark.parametrize("model", options("model"))
 def test_the_configuration_is_written_unresolved(model: str) -> None:
     cfg = composed("conf_train", f"model={model}")
-    written = yaml.safe_load(config_as_yaml(cfg))
+    written = yaml.safe_load(config_to_yaml(cfg))
     assert written["model"] == OmegaConf.to_container(cfg.model)
     assert "<" not in str(written["model"]), "such as <builtins.list> in place of hidden_units"
 
