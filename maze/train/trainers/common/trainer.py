@@ -589,12 +589,8 @@ class EpochTrainer(Trainer, ABC):
         :param state_dict: Weights as :meth:`state_dict` gives them.
         :param origin: Their source, for messages.
         """
-        if self.policy is self.model:
-            own = self.model.state_dict()
-            load_into(self.model, {key: value for key, value in state_dict.items() if key in own}, origin)
-        else:
-            is_policy_alone = set(state_dict) == set(self.policy.state_dict())
-            load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
+        is_policy_alone = set(state_dict) == set(self.policy.state_dict())
+        load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
         for part in self._parts().values():
             if isinstance(part, TargetNetworks):  # else the first targets would be those of the initial weights
                 part.update(1.0)
