@@ -167,8 +167,8 @@ def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: 
     :raises CheckpointError: Lists every network and tensor that is missing, left over or of another shape.
     """
     if not isinstance(state, Mapping) or not isinstance(state.get(group), Mapping):
-        found = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
-        raise CheckpointError(f"The state dictionary has no `{group}`; found: {found or 'nothing'}.")
+        groups = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
+        raise CheckpointError(f"The state dictionary has no `{group}`; found: {groups or 'nothing'}.")
     saved = state[group]
     problems = [f"network {key!r} is missing" for key in networks if key not in saved]
     problems += [f"network {key!r} is left over" for key in saved if key not in networks]

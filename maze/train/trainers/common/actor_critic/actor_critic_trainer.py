@@ -20,7 +20,6 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.seeding import seeded_generator
-from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
 from maze.train.trainers.common.actor_critic.cost_critics import LearnedConstraint, LearnedRisk, combined_advantage
@@ -28,6 +27,7 @@ from maze.train.trainers.common.actor_critic.valuation import PolicyBatch, Rollo
 from maze.train.trainers.common.config_classes import ActorCriticConfig
 from maze.train.trainers.common.learning import Losses, gradient_step, require_end_of_schedule, scheduled_lr
 from maze.train.trainers.common.observation_statistics import CentredReturns, RewardScaling
+from maze.train.trainers.common.run_phases import Curriculum
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.utils.train_utils import Part
 
