@@ -461,7 +461,9 @@ class EpochTrainer(Trainer, ABC):
         self.stats.add_value("time_epoch", seconds)
         if self.model_selection is not None:
             self.model_selection.epoch_completed(self.epoch)
-        self.save()
+        is_evaluated_next = self.evaluator is not None or not self.evaluates_between_epochs
+        if is_evaluated_next or self.epoch - self.first_epoch < (self._n_epochs or EPOCH_LIMIT):
+            self.save()  # otherwise the end of the run comes at once, and saves
 
     def _stop_if_requested(self) -> None:
         """Save everything and end the run after a signal."""
