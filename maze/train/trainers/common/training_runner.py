@@ -40,8 +40,8 @@ from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFac
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.run_phases import start_warm
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
+from maze.train.trainers.common.warm_start import start_warm
 from maze.train.utils.train_utils import STATE_FORMAT
 from maze.utils.log_stats_utils import setup_logging
 

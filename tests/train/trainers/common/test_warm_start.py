@@ -16,7 +16,7 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.run_phases import WarmStart, clone_policy, start_warm
+from maze.train.trainers.common.warm_start import WarmStart, clone_policy, start_warm
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
 from maze.train.trainers.offline.offline_algorithm_configs import CQLConfig
 
