@@ -322,7 +322,7 @@ def problem_of(name: str) -> tuple[EnvFactory, Policy, dict[str, Any]]:
     config.env.update(changes)
     make = EnvFactory(OmegaConf.to_container(config, resolve=True)["env"])
     base_config = read_config(ENVS / f"{base}.yaml") if isinstance(base, str) else base
-    return make, build_policy(base_config, {"action_spaces_dict": make().action_spaces_dict}), arguments
+    return make, build_policy(base_config, make()), arguments
 
 
 def improvements(names: list[str], budget_s: float, seed: int) -> None:

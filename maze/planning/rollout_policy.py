@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
+from maze.core.agent.policy import Policy, acting_in, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.annotations import override
 from maze.core.env.action_conversion import allowed_values, masks_of_heads
@@ -138,7 +138,7 @@ class RolloutPolicy(Policy):
         self.clairvoyant = bool(clairvoyant)
         if self.clairvoyant:
             self.scenarios = 1
-        self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
+        self.base = build_policy(base, where="policy.base", action_spaces_dict=action_spaces_dict)
         if getattr(self.base, "is_recurrent", False):
             raise ConfigError("policy.base: a policy with hidden states cannot plan, copies have none of its states.")
         self.value = _critic(base, self.base) if value == "critic" else value_function(value, "policy.value")
