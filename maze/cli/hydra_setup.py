@@ -246,7 +246,7 @@ SECTION = "wrappers"
 _MARKS = {"": "$", "~": "$-", "+": "$$"}
 _OVERRIDE = re.compile(rf"^(?P<sign>[+~]*){SECTION}\.(?P<path>[\w.-]+)(?P<value>(=.*)?)$", re.DOTALL)
 _SHELF = re.compile(r"^(?P<choice>policy(@(?P<package>[\w.]+))?)='?(?P<name>shelf:\w+)'?$")
-_CLASS = re.compile(r"^(\+\+)?(?=[\w.]+=\{[^{}]*\b_target_:)")
+_CLASS = re.compile(r"^(\+\+)?(policy@)?(?=[\w.]+=\{[^{}]*\b_target_:)")
 _PACKED = re.compile(rf"^\+\+{SECTION}\.(?P<mark>\$[$-]?)(?P<path>[\w$-]+)(?P<value>=.*)$", re.DOTALL)
 
 
