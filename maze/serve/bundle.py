@@ -270,16 +270,17 @@ def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: 
     :param shown: Its description in the bundle's card.
     """
     heads = {name: Head(head, sampler_of(head), categorical_sizes(head)) for name, head in step["heads"].items()}
+    entries, *operations = step["observation_operations"]
     return StepSpec(
         step_key=step["key"],
         observation_space=shown["observation_space"],
         action_space=shown["action_space"],
-        observation_kind=step["observation_operations"][0]["kind"],
+        observation_kind=entries["kind"],
         action_kind=step["action_operations"][-1]["kind"],
         inputs={name: tuple(int(size) for size in shape) for name, shape in step["inputs"].items()},
         masks=step["masks"],
         heads=heads,
-        observation_operations=step["observation_operations"],
+        observation_operations=[{**entries, "space": shown["observation_space"]}, *operations],
         action_operations=step["action_operations"],
         networks={agent: networks[index] for agent, index in step["networks"]},
         n_agents=int(shown["n_agents"]),
@@ -555,8 +556,8 @@ class PolicySession:
             take it.
         :return: The action; a mapping of its entries where the environment's own code converts them, and the caller has
             not provided it.
-        :raises EnvironmentContractError: The observation has another shape or type than in training, or all actions
-            are masked.
+        :raises EnvironmentContractError: The observation has another shape or type than in training or a choice that
+            its space lacks, or all actions are masked.
         :raises NonFiniteError: The observation or a logit is not finite.
         """
         inputs = self.prepare(observation, actor_id)

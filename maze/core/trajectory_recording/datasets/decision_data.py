@@ -202,6 +202,8 @@ def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> Join
             identifier = str(line["decision"]) if line["kind"] == "outcome" else ""
             if identifier:
                 float(values["reward"])
+                if wrong := [name for name in ("done", "truncated") if values.get(name) not in (None, False, True)]:
+                    raise ValueError(f"`{wrong[0]}`: expected true or false, found {values[wrong[0]]!r:.100}")
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             _LOGGER.warning("%s is not an entry of a decision log (%s: %s).", where, type(error).__name__, error)
             damaged.append(where)
