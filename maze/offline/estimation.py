@@ -25,7 +25,6 @@ from maze.core.utils.files import aligned, csv_text
 from maze.evaluation import runners
 from maze.evaluation.comparison import intervals_figure
 from maze.offline import estimate
-from maze.offline.action_probabilities import cloned_propensities
 from maze.report.estimates import Estimate, t_interval
 from maze.report.page import Page, fact_list, page_section, table
 from maze.runner import Runner
@@ -125,7 +124,7 @@ class EstimationRunner(runners.EvaluationRunner):
         logs = {name: self._logged(name, entry) for name, entry in entries.items()}
         if self.behaviour == CLONED:
             for log, _, action_spaces in logs.values():
-                log.propensities = cloned_propensities(log, action_spaces, config.seed)
+                log.propensities = estimate.cloned_propensities(log, action_spaces, config.seed)
         elif self.behaviour is not None:
             data, policy, action_spaces = logs[self.behaviour]
             propensities = np.exp(log_probabilities(data, policy, action_spaces))
