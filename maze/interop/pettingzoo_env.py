@@ -222,10 +222,9 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = observation_space, action_space
         self._seen: Any = None
         self._taken: Any = None
-        wrapped = adapted(self, drop, encode)
-        self._wrapped = None if wrapped is self else wrapped
-        if self._wrapped is not None:
-            self.observation_space, self.action_space = wrapped.observation_space, wrapped.action_space
+        self._wrapped = adapted(self, drop, encode)
+        """The wrappers around this object; itself where none are needed."""
+        self.observation_space, self.action_space = self._wrapped.observation_space, self._wrapped.action_space
 
     def observed(self, observation: Any, info: Mapping[str, Any]) -> Any:
         """Adapt an observation of PettingZoo."""
@@ -233,15 +232,11 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
             shown = observation if self._is_dict else {"observation": observation}
             mask = info.get(ACTION_MASK)
             observation = {**shown, ACTION_MASK: self._all_valid if mask is None else mask}
-        if self._wrapped is None:
-            return observation
         self._seen = observation
         return self._wrapped.reset()[0]
 
     def taken(self, action: Any) -> Any:
         """Adapt an action to PettingZoo's environment."""
-        if self._wrapped is None:
-            return action
         self._wrapped.step(action)
         return self._taken
 
@@ -340,7 +335,7 @@ class AgentReturns(KpiCalculator):
         return kpis if len(kpis) <= _MOST_RETURNS else {}
 
 
-class PettingZooCoreEnv(CoreEnv):
+class PettingZooCoreEnv(maze_gym_env_wrapper.ForeignCoreEnv):
     """A PettingZoo environment as a core environment. Its state is the observation of the next agent.
 
     :param env: The environment, AEC.
@@ -358,9 +353,7 @@ class PettingZooCoreEnv(CoreEnv):
         random_opponents: float = 0.0,
         make: Callable[..., Any] | None = None,
     ) -> None:
-        super().__init__()
-        self.env = env
-        self.renderer = maze_gym_env_wrapper.GymRenderer(env)
+        super().__init__(env)
         self.events = Pubsub(self.context.event_service).create_event_topic(AgentEvents)
         self._actors = dict(actors)
         self._adapters = dict(adapters)
@@ -368,7 +361,6 @@ class PettingZooCoreEnv(CoreEnv):
         self._make = make
         self._rng = np.random.default_rng()
         self._next_seed: int | None = None
-        self._maze_state: MazeStateType = None
         self._shares: np.ndarray = np.zeros(0)
         self._begin_episode()
 
@@ -508,14 +500,6 @@ class PettingZooCoreEnv(CoreEnv):
         self._rng = np.random.default_rng(self._next_seed)
 
     @override(CoreEnv)
-    def close(self) -> None:
-        self.env.close()
-
-    @override(CoreEnv)
-    def get_maze_state(self) -> MazeStateType:
-        return self._maze_state
-
-    @override(CoreEnv)
     def actor_id(self) -> ActorID:
         return self._actors[self._agent]
 
@@ -537,27 +521,10 @@ class PettingZooCoreEnv(CoreEnv):
         return dict(Counter(actor.step_key for actor in self._actors.values()))
 
     @override(CoreEnv)
-    def get_renderer(self) -> maze_gym_env_wrapper.GymRenderer:
-        return self.renderer
-
-    @override(CoreEnv)
     def get_kpi_calculator(self) -> AgentReturns:
         return AgentReturns()
 
-    @property
-    def can_be_made_again(self) -> bool:
-        """Whether the environment was made by name or function, not given as an object."""
-        return self._make is not None
-
-    def set_render_mode(self, render_mode: str) -> None:
-        """Make the environment again with another render mode. The running episode is lost: call it before `reset`.
-
-        :param render_mode: One of the environment's modes; with the present one, nothing is done.
-        :raises ConfigError: The environment was given as an object.
-        """
-        if getattr(self.env, "render_mode", None) == render_mode:
-            return
-        if self._make is None:
-            raise ConfigError(f"{self!r} was not made by name; make it with render_mode={render_mode!r} yourself.")
-        self.env.close()
-        self.env = self.renderer.env = as_aec(self._make(render_mode=render_mode))
+    @override(maze_gym_env_wrapper.ForeignCoreEnv)
+    def _maker(self) -> Callable[..., Any] | None:
+        make = self._make
+        return None if make is None else lambda **arguments: as_aec(make(**arguments))

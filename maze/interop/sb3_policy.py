@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from maze.core.agent.action_distribution import chosen_actions
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionBounds
@@ -260,7 +261,7 @@ class SB3Predictor:
         heads: Mapping[str, Callable[[np.ndarray], np.ndarray]],
         packs_actions: bool = False,
     ) -> None:
-        if not getattr(policy, "is_recurrent", False) and (policy.needs_state() or policy.needs_env()):
+        if not policy.is_recurrent and (policy.needs_state() or policy.needs_env()):
             raise ConfigError(
                 f"to_sb3: {type(policy).__name__} needs the environment or its state, but `predict` gets only "
                 "observations."
@@ -296,9 +297,10 @@ class SB3Predictor:
                     f"{('n_envs', *shape)}, found {value.shape}."
                 )
         batch = {name: value if is_batch else value[np.newaxis] for name, value in entries.items()}
-        if getattr(self.policy, "is_recurrent", False):
-            state = self._states(state, episode_start, len(next(iter(batch.values()))))
-        chosen = self._actions(batch, deterministic, state)
+        more = {}
+        if self.policy.is_recurrent:
+            more["states"] = state = self._states(state, episode_start, len(next(iter(batch.values()))))
+        chosen = chosen_actions(self.policy, batch, self._actor_id, deterministic, **more)
         actions = {head: convert(chosen[head]) for head, convert in self._heads.items()}
         rows: Any = split_rows(actions) if self._packs_actions else next(iter(actions.values()))
         return (rows if is_batch else rows[0]), state
@@ -323,16 +325,6 @@ class SB3Predictor:
             if episode_start is not None:
                 array[np.asarray(episode_start, np.bool_)] = 0.0
         return states
-
-    def _actions(self, batch: dict[str, np.ndarray], deterministic: bool, state: Any) -> dict[str, np.ndarray]:
-        compute_actions: Any = getattr(self.policy, "compute_actions", None)
-        if compute_actions is not None:
-            more = {"states": state} if getattr(self.policy, "is_recurrent", False) else {}
-            chosen: dict[str, np.ndarray] = compute_actions(batch, self._actor_id, deterministic, **more)
-            return chosen
-        observations = split_rows(batch)
-        rows = [self.policy.compute_action(row, None, None, self._actor_id, deterministic) for row in observations]
-        return {head: np.stack([np.asarray(row[head]) for row in rows]) for head in self._heads}
 
     def _entries(self, observation: Any) -> dict[str, np.ndarray]:
         if not isinstance(observation, Mapping):

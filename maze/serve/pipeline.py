@@ -21,7 +21,7 @@ from typing import Any, Union
 import numpy as np
 
 from maze.core.errors import EnvironmentContractError, NonFiniteError, did_you_mean
-from maze.core.utils.array_conversions import conversion_of
+from maze.core.utils.array_conversions import Stack, conversion_of
 from maze.serve.bundle_file import Array, BundleError
 
 Entries = dict[str, Any]
@@ -200,23 +200,11 @@ def _convert(operation: Mapping[str, Any], provided: Provided) -> Stage:
 
 
 def _stack(operation: Mapping[str, Any], provided: Provided) -> Stage:
-    source, target, keeps_original = operation["source"], operation["target"], operation["keeps_original"]
-    n_steps, is_delta, dtype = int(operation["n_steps"]), operation["is_delta"], np.dtype(operation["dtype"])
+    arguments = {name: operation[name] for name in ("source", "target", "keeps_original", "is_delta")}
+    stack = Stack(**arguments, n_steps=int(operation["n_steps"]), dtype=np.dtype(operation["dtype"]))
 
     def stage(entries: Entries, state: EpisodeState, actor: Actor) -> Entries:
-        latest = np.asarray(entries[source] if keeps_original else entries.pop(source), dtype)
-        steps = np.empty((n_steps, *latest.shape), dtype)
-        past = state.stacks.get((actor, target))
-        if past is None:
-            steps[:] = latest
-        else:
-            steps[:-1] = past[1:]
-            steps[-1] = latest
-        state.stacks[actor, target] = steps
-        if is_delta:
-            steps = steps.copy()
-            np.subtract(steps[1:], steps[:-1], out=steps[:-1])
-        entries[target] = steps
+        stack.add_to(entries, state.stacks, actor)
         return entries
 
     return stage
