@@ -15,7 +15,6 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
@@ -178,12 +177,13 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
         # the conversions of gymnasium environments need only their spaces
         conversions = {key: maze_gym_env_wrapper.GymActionConversion(adapter) for key, adapter in adapters.items()}
         heads = {(head, repr(space)) for one in conversions.values() for head, space in one.space().spaces.items()}
-        is_unique = len(dict(heads)) == len(heads)  # a model has one distribution per name
+        if len(dict(heads)) < len(heads):  # a model has one distribution per name
+            conversions = {
+                key: maze_gym_env_wrapper.GymActionConversion(adapter, f"{key}_") for key, adapter in adapters.items()
+            }
         super().__init__(
             core_env=PettingZooCoreEnv(aec_env, actors, adapters, random_opponents, make),
-            action_conversion_dict=conversions
-            if is_unique
-            else {key: RenamedActions(conversion, f"{key}_") for key, conversion in conversions.items()},
+            action_conversion_dict=conversions,
             observation_conversion_dict={
                 key: maze_gym_env_wrapper.GymObservationConversion(adapter) for key, adapter in adapters.items()
             },
@@ -248,31 +248,6 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._taken = action
         return self._seen, 0.0, False, False, {}
-
-
-class RenamedActions(ActionConversionInterface):
-    """Conversion whose actions have a prefix in their names.
-
-    :param conversion: The conversion.
-    :param prefix: The prefix.
-    """
-
-    def __init__(self, conversion: ActionConversionInterface, prefix: str) -> None:
-        self._conversion = conversion
-        self._prefix = prefix
-
-    @override(ActionConversionInterface)
-    def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
-        own = {name.removeprefix(self._prefix): value for name, value in action.items()}
-        return self._conversion.space_to_maze(own, maze_state)
-
-    @override(ActionConversionInterface)
-    def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        return {f"{self._prefix}{head}": value for head, value in self._conversion.maze_to_space(maze_action).items()}
-
-    @override(ActionConversionInterface)
-    def space(self) -> spaces.Dict:
-        return spaces.Dict({f"{self._prefix}{head}": space for head, space in self._conversion.space().items()})
 
 
 def actors_of(env: Any, policies: str | Mapping[str, str]) -> dict[str, ActorID]:

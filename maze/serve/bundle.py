@@ -247,20 +247,6 @@ class StepSpec:
         """
         return {head: self.heads[head].sampler(values, rng, temperature) for head, values in logits.items()}
 
-    def ranked(
-        self, logits: Mapping[str, Array], row: int, n_best: int, temperature: float
-    ) -> list[tuple[dict[str, Any], float]]:
-        """Rank the most probable joint actions of all heads, which are independent of one another.
-
-        :param logits: `[batch, ...]` by head.
-        :param row: Index of the row.
-        :param n_best: Number of actions.
-        :param temperature: See :meth:`PolicyBundle.act_batch`.
-        :raises ConfigError: A head is continuous.
-        """
-        heads = {name: head.description for name, head in self.heads.items()}
-        return ranked_actions(heads, {head: values[row] for head, values in logits.items()}, n_best, temperature)
-
 
 def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: Mapping[str, Any]) -> StepSpec:
     """Read a sub-step.
@@ -488,7 +474,9 @@ class PolicyBundle:
             parts = ({head: values[index : index + 1] for head, values in logits.items()} for index in range(n_rows))
             rows = [step.chosen(part, rng, temperature) for part, rng in zip(parts, generators, strict=True)]
             actions = {head: np.concatenate([row[head] for row in rows]) for head in logits}
-        best = [step.ranked(logits, index, ranked, temperature) for index in range(n_rows)] if ranked else []
+        heads = {name: head.description for name, head in step.heads.items()}
+        of_rows = ({head: values[index] for head, values in logits.items()} for index in range(n_rows if ranked else 0))
+        best = [ranked_actions(heads, of_row, ranked, temperature) for of_row in of_rows]
         return BatchActions(actions, logits, best, following)
 
 

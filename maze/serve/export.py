@@ -98,7 +98,7 @@ def export_policy(
     graphs: dict[str, bytes] = {}
     networks: dict[int, dict[str, Any]] = {}  # by identity
     steps = []
-    for key in env.observation_spaces_dict:
+    for key, observed in operations.environment.observation_spaces_dict.items():
         agents: dict[int | None, nn.Module] = {None: policy.network_for(ActorID(key, 0))}  # None: of all agents
         if key in policy.substeps_with_separate_agent_nets:
             agents = {agent: network for (each, agent), network in policy.networks.items() if each == key}
@@ -114,7 +114,7 @@ def export_policy(
                 "networks": [[agent, list(networks).index(id(network))] for agent, network in agents.items()],
                 "observation_operations": operations.observations[key],
                 "action_operations": operations.actions[key],
-                "drift": recording.drift(key),
+                "drift": entry_summaries(recording.converted.get(key, {}), observed),
             }
         )
     description = {
@@ -380,7 +380,6 @@ class Recording:
     :param inputs: Observations of the policy by actor.
     :param states: Its hidden states `[size]` before each of them, by state key; empty where it carries none.
     :param converted: Components of observations before all wrappers, by sub-step and entry.
-    :param sizes: Sizes of these observations.
     :param episode: The beginning of an episode: observations of the raw environment, and network inputs; empty where
         code of the caller is between them.
     """
@@ -389,7 +388,6 @@ class Recording:
     inputs: dict[ActorID, list[dict[str, Array]]] = field(default_factory=dict)
     states: dict[ActorID, list[dict[str, Array]]] = field(default_factory=dict)
     converted: dict[StepKey, dict[str, list[Array]]] = field(default_factory=dict)
-    sizes: dict[StepKey, dict[str, int]] = field(default_factory=dict)
     episode: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -402,10 +400,6 @@ class Recording:
             actor == sequence[index % period] for actors in self.actors for index, actor in enumerate(actors)
         )
         return sequence if is_fixed else []
-
-    def drift(self, step_key: StepKey) -> dict[str, Any]:
-        """Return summaries of a sub-step's observations by entry."""
-        return entry_summaries(self.converted.get(step_key, {}), self.sizes.get(step_key, {}))
 
     def reference_cases(self, policy: TorchPolicy, used: Mapping[StepKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Sample observations of the actors of each network, with the logits and greedy actions of the policy.
@@ -512,10 +506,8 @@ def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_ste
                 recording.states.setdefault(actor, []).append(before)
             n_acted[actor] += 1
             samples = recording.converted.setdefault(actor.step_key, {})
-            sizes = recording.sizes.setdefault(actor.step_key, {})
             for name, value in tap.entries.items():
                 samples.setdefault(name, []).append(np.array(components(value)))
-                sizes[name] = np.asarray(value).size
             if is_replayable and len(recording.actors) == 1 and step < MOST_EPISODE_STEPS and n_bytes < MOST_CASE_BYTES:
                 case = _episode_case(operations, actor, tap.entries, observation)
                 n_bytes += sum(array.nbytes for part in ("observation", "inputs") for array in case[part].values())

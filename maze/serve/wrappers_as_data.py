@@ -187,7 +187,7 @@ def _entries(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operat
 
 def _pack(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation:
     conversion = base.action_conversion_dict[key]
-    if type(conversion) is GymActionConversion:
+    if type(conversion) is GymActionConversion and not conversion.prefix:
         leaves = {name: _leaf(leaf) for name, leaf in conversion.leaves.items()}
         return {"op": "pack", "kind": _KINDS[conversion.kind], "entries": leaves}
     call = "function(entries of the action space, state) -> action of the simulation"

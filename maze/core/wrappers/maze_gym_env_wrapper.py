@@ -355,30 +355,34 @@ class GymActionConversion(ActionConversionInterface):
     """Convert dictionary actions to the type, the offset and the range of the gymnasium space.
 
     :param env: The environment whose actions are to be converted.
+    :param prefix: Prefix of the names of actions.
     """
 
     uses_state = False
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], prefix: str = "") -> None:
         self.kind, self.leaves = action_leaves(env.action_space)
-        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self.prefix = prefix
+        self._space = spaces.Dict({f"{prefix}{key}": leaf.space for key, leaf in self.leaves.items()})
         self._only_leaf = self.leaves["action"] if self.kind is None else None
+        self._only_name = f"{prefix}action"
 
     @override(ActionConversionInterface)
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
         try:
             if self._only_leaf is not None:
-                return self._only_leaf.to_gym(action["action"])
-            parts = {key: leaf.to_gym(action[key]) for key, leaf in self.leaves.items()}
+                return self._only_leaf.to_gym(action[self._only_name])
+            parts = {key: leaf.to_gym(action[f"{self.prefix}{key}"]) for key, leaf in self.leaves.items()}
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentContractError(
-                f"An action must have the keys {list(self.leaves)}, element of {self._space}; found {action!r}."
+                f"An action must have the keys {list(self._space)}, element of {self._space}; found {action!r}."
             ) from error
         return packed(self.kind, parts)
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        return unpacked(self.kind, self.leaves, maze_action)
+        parts = unpacked(self.kind, self.leaves, maze_action)
+        return {f"{self.prefix}{key}": value for key, value in parts.items()}
 
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:

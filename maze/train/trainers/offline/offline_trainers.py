@@ -386,12 +386,8 @@ def joint_action_values(
     :param actions: `[B, *shape]` by head; continuous ones are scaled to [-1, 1].
     """
     if are_all_discrete(action_space):
-        outputs = [network(observations) for network in pair]
-        by_head = [
-            [output[q_values_key(head)].gather(-1, taken.unsqueeze(-1)) for head, taken in actions.items()]
-            for output in outputs
-        ]
-        return [values[0].squeeze(-1) if len(values) == 1 else torch.cat(values, -1).mean(-1) for values in by_head]
+        outputs = ([network(observations)[q_values_key(head)] for head in actions] for network in pair)
+        return [values_of(of_heads, [*actions.values()]).mean(-1) for of_heads in outputs]
     encoded = {
         head: encode_action(space, actions[head], torch.get_default_dtype())
         for head, space in action_space.spaces.items()
