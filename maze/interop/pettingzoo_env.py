@@ -27,8 +27,8 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.utils.config_utils import number
 from maze.core.utils.factory import locate, named_module
-from maze.core.wrappers import maze_gym_env_wrapper
 from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted, import_modules
+from maze.core.wrappers.maze_gym_env_wrapper import ForeignCoreEnv, GymActionConversion, GymObservationConversion
 
 _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
 # Largest number of agents whose returns are KPIs.
@@ -175,18 +175,14 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
                     f"from its {own[0]} and {own[1]}."
                 )
         # the conversions of gymnasium environments need only their spaces
-        conversions = {key: maze_gym_env_wrapper.GymActionConversion(adapter) for key, adapter in adapters.items()}
+        conversions = {key: GymActionConversion(adapter) for key, adapter in adapters.items()}
         heads = {(head, repr(space)) for one in conversions.values() for head, space in one.space().spaces.items()}
         if len(dict(heads)) < len(heads):  # a model has one distribution per name
-            conversions = {
-                key: maze_gym_env_wrapper.GymActionConversion(adapter, f"{key}_") for key, adapter in adapters.items()
-            }
+            conversions = {key: GymActionConversion(adapter, f"{key}_") for key, adapter in adapters.items()}
         super().__init__(
             core_env=PettingZooCoreEnv(aec_env, actors, adapters, random_opponents, make),
             action_conversion_dict=conversions,
-            observation_conversion_dict={
-                key: maze_gym_env_wrapper.GymObservationConversion(adapter) for key, adapter in adapters.items()
-            },
+            observation_conversion_dict={key: GymObservationConversion(each) for key, each in adapters.items()},
         )
 
 
@@ -310,7 +306,7 @@ class AgentReturns(KpiCalculator):
         return kpis if len(kpis) <= _MOST_RETURNS else {}
 
 
-class PettingZooCoreEnv(maze_gym_env_wrapper.ForeignCoreEnv):
+class PettingZooCoreEnv(ForeignCoreEnv):
     """A PettingZoo environment as a core environment. Its state is the observation of the next agent.
 
     :param env: The environment, AEC.
@@ -499,7 +495,7 @@ class PettingZooCoreEnv(maze_gym_env_wrapper.ForeignCoreEnv):
     def get_kpi_calculator(self) -> AgentReturns:
         return AgentReturns()
 
-    @override(maze_gym_env_wrapper.ForeignCoreEnv)
+    @override(ForeignCoreEnv)
     def _maker(self) -> Callable[..., Any] | None:
         make = self._make
         return None if make is None else lambda **arguments: as_aec(make(**arguments))

@@ -224,9 +224,7 @@ def _observed(described: Any, space: spaces.Dict, path: Path) -> tuple[list[str]
         # the entries are described as text; their names are parsed
         names = re.findall(r"'(\w+)': ", str(described.get("spaces")))
         if missing := [name for name in names if name not in space.spaces]:
-            raise CheckpointError(
-                f"{path}: the model observes {', '.join(missing)}; here there are {list(space.spaces)}."
-            )
+            raise CheckpointError(f"{path}: the model observes {', '.join(missing)}; there are {list(space.spaces)}.")
         return names, spaces.Dict({name: space.spaces[name] for name in names})
     names = [name for name in space.spaces if not name.endswith("mask")] or list(space.spaces)
     names = [_NAMELESS] if _NAMELESS in names else names
@@ -389,23 +387,21 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
     return SB3Predictor(policy, ActorID(step_key, 0), shapes, heads, packs_actions)
 
 
-def _heads(
-    action_space: Mapping[str, spaces.Space[Any]], foreign: Any
-) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+def _heads(action_space: Mapping[str, spaces.Space[Any]], env: Any) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """Return the conversion of the policy's actions to the environment's, by head.
 
     :param action_space: Spaces of the policy's heads.
-    :param foreign: The gymnasium environment of the caller; `None`: it is one of Maze.
+    :param env: The gymnasium environment of the caller; `None`: it is one of Maze.
     """
     bounds = ActionBounds(spaces.Dict(dict(action_space)))
-    if foreign is None:
+    if env is None:
         return {head: partial(bounds.clip_rows, head) for head in action_space}
-    leaves = action_leaves(foreign.action_space)[1]
+    leaves = action_leaves(env.action_space)[1]
     expected = {head: leaf.space.shape for head, leaf in leaves.items()}
     found = {head: space.shape for head, space in action_space.items()}
     if found != expected:
         raise ConfigError(
-            f"to_sb3: the policy chooses actions of the shapes {found}, and {gym_env_name(foreign)} takes {expected}. "
+            f"to_sb3: the policy chooses actions of the shapes {found}, and {gym_env_name(env)} takes {expected}. "
             "Give the environment with the wrappers that the policy was trained with, exported by to_gymnasium."
         )
 

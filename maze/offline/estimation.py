@@ -303,20 +303,18 @@ def _label(entry: estimate.PolicyEstimate, data: LoggedSteps) -> str:
     return f"{entry.estimator}, beyond truncations" if is_beyond else entry.estimator
 
 
-def estimation_page(
-    entries: Sequence[estimate.PolicyEstimate], data: LoggedSteps, facts: list[tuple[str, str]]
-) -> Page:
+def estimation_page(entries: Sequence[estimate.PolicyEstimate], log: LoggedSteps, facts: list[tuple[str, str]]) -> Page:
     """Build the HTML report: estimates of each policy beside the return of the log.
 
     :param entries: The estimates.
-    :param data: The log.
+    :param log: The log.
     :param facts: Its description.
     """
     policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != estimate.BEHAVIOUR]
     names = " / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"
     sections = [page_section("Log", facts=fact_list(facts))]
     for policy in policies:
-        own = {_label(entry, data): entry for entry in entries if entry.policy in (policy, estimate.BEHAVIOUR)}
+        own = {_label(entry, log): entry for entry in entries if entry.policy in (policy, estimate.BEHAVIOUR)}
         shown = [(label, entry.estimate) for label, entry in own.items() if not entry.refusal]
         figure = intervals_figure("Estimates, with 95 % intervals", shown, [np.empty(0)] * len(shown), None)
         rows = [(label, *_cells(entry)[2:], entry.refusal) for label, entry in own.items()]
@@ -324,7 +322,7 @@ def estimation_page(
         sections.append(page_section(policy, f'<div class="pair">{figure}</div>', facts=facts_of_policy))
     return Page(
         title="Estimates of " + names if policies else "Logged episodes",
-        subtitle=f"discounted return of an episode, estimated from {data.n_episodes} logged episodes",
+        subtitle=f"discounted return of an episode, estimated from {log.n_episodes} logged episodes",
         note=f"written {datetime.now():%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective "
         "episodes: number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
         sections=sections,

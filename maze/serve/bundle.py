@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -329,11 +329,8 @@ class PolicyBundle:
             """Sub-steps by their keys."""
             self.is_recurrent = any(network.state_sizes for network in networks)
             """Whether hidden states are carried from step to step of an episode."""
-            operations = {
-                str(each["op"])
-                for step in self.steps.values()
-                for each in (*step.observation_operations, *step.action_operations)
-            }
+            of_steps = [(*step.observation_operations, *step.action_operations) for step in self.steps.values()]
+            operations = {str(each["op"]) for of_step in of_steps for each in of_step}
             self.has_memory = not operations.isdisjoint(("stack", "skip"))
             """Whether observations of an episode are needed one by one, to stack them or to repeat actions."""
             self.repeats_actions = "skip" in operations
@@ -400,9 +397,7 @@ class PolicyBundle:
         self.path = target
         return target
 
-    def session(
-        self, seed: int | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
-    ) -> PolicySession:
+    def session(self, seed: int | None = None, provided: pipeline.Provided | None = None) -> PolicySession:
         """Begin a session, which acts on the observations of one environment.
 
         :param seed: Seed of sampled actions; `None`: unpredictable.
@@ -461,8 +456,7 @@ class PolicyBundle:
         """
         step = self.step(step_key)
         batch = step.inputs_of(observations, is_batch=True)
-        if states or step.network(agent_id).state_sizes:
-            batch |= step.states_before(states, episode_start, len(next(iter(batch.values()))), agent_id)
+        batch |= step.states_before(states, episode_start, len(next(iter(batch.values()))), agent_id)
         logits, following = step.outputs(batch, agent_id)
         generators = None if deterministic else (rngs if rngs is not None else np.random.default_rng())
         n_rows = len(next(iter(logits.values())))
@@ -494,9 +488,7 @@ class PolicySession:
     :raises BundleError: Required code is missing, or provided code is unknown.
     """
 
-    def __init__(
-        self, bundle: PolicyBundle, seed: int | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
-    ) -> None:
+    def __init__(self, bundle: PolicyBundle, seed: int | None, provided: pipeline.Provided | None) -> None:
         provided = dict(provided or {})
         pipeline.check_provided(bundle.card["code"], provided)
         self.bundle = bundle

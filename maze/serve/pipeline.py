@@ -286,11 +286,10 @@ def _clip(operation: Mapping[str, Any], provided: Provided) -> Stage:
 
 def _pack(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Run the last stage: return the action as the raw environment takes it."""
-    convert, kind = provided.get(operation.get("code") or ""), operation["kind"]
+    kind = operation["kind"]
+    convert: Callable[..., Any] = provided.get(operation.get("code") or "", lambda action: action)
     if kind == "converted":
-        return (
-            (lambda action, state, actor: action) if convert is None else lambda action, state, actor: convert(action)
-        )
+        return lambda action, state, actor: convert(action)
     leaves = {str(key): _LEAVES[leaf["kind"]](leaf) for key, leaf in operation["entries"].items()}
 
     def stage(action: Entries, state: EpisodeState, actor: Actor) -> Any:

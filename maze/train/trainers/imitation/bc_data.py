@@ -112,10 +112,8 @@ def _stacked(dataset: Any, device: str, bounds: Mapping[StepKeyType, ActionBound
     }
 
 
-def _tensors(entries: Sequence[Mapping[str, Any]], device: str) -> dict[str, torch.Tensor]:
-    return {
-        key: torch.from_numpy(np.stack([np.asarray(entry[key]) for entry in entries])).to(device) for key in entries[0]
-    }
+def _tensors(rows: Sequence[Mapping[str, Any]], device: str) -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(np.stack([np.asarray(row[key]) for row in rows])).to(device) for key in rows[0]}
 
 
 def check_fits(
