@@ -31,8 +31,11 @@ from maze.core.trajectory_recording.writers.trajectory_writer_registry import Tr
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper, ParquetRecordingWrapper
-from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import (
+    ActionRecordingWrapper,
+    ParquetRecordingWrapper,
+    TrajectoryRecordingWrapper,
+)
 from tests.train.parallelization.toy_envs import counting_env, two_step_env
 
 
