@@ -29,7 +29,7 @@ from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv, GymMazeEnv
-from maze.core.wrappers.monitoring_wrapper import MazeEnvMonitoringWrapper
+from maze.core.wrappers.monitoring_wrapper import MazeEnvMonitoringWrapper, StepTimingWrapper
 from maze.core.wrappers.no_dict_action_wrapper import NoDictActionWrapper
 from maze.core.wrappers.no_dict_observation_wrapper import NoDictObservationWrapper
 from maze.core.wrappers.no_dict_spaces_wrapper import NoDictSpacesWrapper
@@ -46,7 +46,6 @@ from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
 from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
-from maze.core.wrappers.step_timing_wrapper import StepTimingWrapper
 from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import (
     ActionRecordingWrapper,

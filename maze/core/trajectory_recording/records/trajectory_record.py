@@ -136,7 +136,7 @@ _EVENTS = frozenset({
     "maze.core.log_events.monitoring_events.DiscreteActionEvents",
     "maze.core.log_events.monitoring_events.ObservationEvents",
     "maze.core.log_events.monitoring_events.RewardEvents",
-    "maze.core.wrappers.step_timing_wrapper.StepTimingEvents",
+    "maze.core.wrappers.monitoring_wrapper.StepTimingEvents",
     "maze.core.wrappers.observation_visualization_wrapper.ObservationVisualizationEvents",
 })
 # fmt: on
