@@ -21,10 +21,9 @@ from maze.core.errors import ConfigError
 from maze.core.events.event_collection import EventCollection
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import RecordedFramesRenderer, Renderer, renderer_of
-from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
 from maze.core.trajectory_recording.records.spaces_record import PROPENSITY, SpacesRecord
 from maze.core.trajectory_recording.records.state_record import StateRecord
-from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.trajectory_recording.records.trajectory_record import ActionRecord, StateTrajectoryRecord, plain_seed
 from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.files import file_stem

@@ -17,8 +17,7 @@ from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractEr
 from maze.core.rollout.parallel_rollout_runner import ParallelRolloutRunner
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
-from maze.core.trajectory_recording.records.action_record import ActionRecord
-from maze.core.trajectory_recording.records.trajectory_record import load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import ActionRecord, load_trajectory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.trajectory_recording_wrapper import ActionRecordingWrapper

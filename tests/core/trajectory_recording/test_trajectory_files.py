@@ -21,8 +21,11 @@ from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.trajectory_recording.records import trajectory_record
-from maze.core.trajectory_recording.records.action_record import ActionRecord
-from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import (
+    ActionRecord,
+    StateTrajectoryRecord,
+    load_trajectory,
+)
 from maze.core.trajectory_recording.utils.monitoring_setup import MonitoringSetup
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
@@ -163,7 +166,7 @@ def test_a_full_disk_costs_records_of_actions_and_gives_one_warning(tmp_path, mo
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maze.core.trajectory_recording.records.action_record.write_whole", full)
+    monkeypatch.setattr("maze.core.trajectory_recording.records.trajectory_record.write_whole", full)
     env = ActionRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)
     for _ in range(3):
         env.reset()
