@@ -293,7 +293,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
         if mask is None:
             raise EnvironmentContractError(
                 f"{gym_env_name(self.env)}: expected the mask of valid actions `{self._name}` with every step; "
-                f"found `info` with {sorted(info)}. Return it, or set env.action_mask=false."
+                f"found `info` with {sorted(info or ())}. Return it, or set env.action_mask=false."
             )
         shown = observation if self._is_dict else {"observation": observation}
         return {**shown, ACTION_MASK: np.asarray(mask, np.int8)}
@@ -334,7 +334,7 @@ def reported_mask(env: Any, info: Mapping[str, Any], name: str) -> Any:
     :param name: Key in `info`, or name of a method without arguments.
     :return: `None`: there is none.
     """
-    if name in info:
+    if info and name in info:
         return info[name]
     method = getattr(env.unwrapped, name, None)
     if not callable(method):

@@ -85,7 +85,7 @@ class TrajectoryRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
                     self._next = self._next_actor(), copy.deepcopy(env.get_maze_state())
             if self._substeps:
                 last = self._substeps[-1]
-                last.reward, last.done, last.info = last.reward + reward, done, dict(info)
+                last.reward, last.done, last.info = last.reward + reward, done, dict(info or {})
         if self.episode_record is not None and (done or env.context.is_step_complete):
             self._record_step(done, info)
         return observation, reward, done, info
@@ -170,7 +170,7 @@ class TrajectoryRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
                 substep.step_event_log = events if substep is substeps[-1] else StepEventLog(events.env_time)
         else:
             maze_action = copy.deepcopy(env.get_maze_action())
-        of_step = self._reward, done, dict(info), self._components, actor, substeps if len(substeps) > 1 else ()
+        of_step = self._reward, done, dict(info or {}), self._components, actor, substeps if len(substeps) > 1 else ()
         self.episode_record.append(StateRecord(self._state, maze_action, events, *of_step))
         self._take_snapshot()
 
@@ -391,7 +391,7 @@ class ParquetRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
         n_earlier, time = len(events), env.get_env_time()
         record = SpacesRecord(env.actor_id(), self._observation, copy.deepcopy(action))
         observation, reward, done, info = self._env_step(action)
-        record.reward, record.done, record.info = reward, done, copy.deepcopy(info)
+        record.reward, record.done, record.info = reward, done, copy.deepcopy(info) or {}
         self._observation = copy.deepcopy(observation)
         substep = self._rows[-1].substep + 1 if self._rows and self._rows[-1].step == time else 0
         self._rows.append(SubstepRow(time, substep, record, events[n_earlier:]))

@@ -39,6 +39,7 @@ from maze.core.wrappers.trajectory_recording_wrapper import (
     ParquetRecordingWrapper,
     TrajectoryRecordingWrapper,
 )
+from tests.core.env.test_maze_env import relay_env
 from tests.train.parallelization.toy_envs import counting_env, two_step_env
 
 
@@ -149,6 +150,27 @@ def test_an_episode_is_written_by_the_environment_that_began_it_and_by_no_copy(r
         TrajectoryWriterRegistry.unregister_writer(writer)
     (file,) = tmp_path.iterdir()
     assert (file.stem, N_STORED_STEPS[recorder](file)) == (episode_id, n_planned + 1)
+
+
+@pytest.mark.parametrize("recorder", N_STORED_STEPS)
+def test_a_step_without_info_is_recorded_like_one_with_an_empty_info(recorder, tmp_path):
+    env = relay_env(info=None, last=6)
+    if recorder is TrajectoryRecordingWrapper:
+        with SimpleTrajectoryRecordingSetup(env := recorder.wrap(env), tmp_path):
+            play_relay(env)
+    else:
+        env = recorder.wrap(env, output_dir=tmp_path)
+        env.propensities = lambda records: np.full(len(records), 0.5)
+        play_relay(env)
+    (file,) = tmp_path.iterdir()
+    assert N_STORED_STEPS[recorder](file) == (2 if recorder is TrajectoryRecordingWrapper else 6)
+
+
+def play_relay(env):
+    env.reset()
+    while not env.step({"number": 0})[2]:
+        pass
+    env.reset()
 
 
 def test_actions_of_an_episode_with_any_name_are_stored_and_found(tmp_path, monkeypatch):
