@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import CheckpointError, EnvironmentContractError
+from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.files import file_stem, json_with_checksum, open_json, write_whole
@@ -163,7 +163,12 @@ class StateTrajectoryRecord(TrajectoryRecord[StateRecord]):
         self.renderer = renderer
 
     def by_substep(self) -> StateTrajectoryRecord:
-        """Return the episode with a record for each sub-step instead of each step, for viewers."""
+        """Return the episode with a record for each sub-step instead of each step, for viewers.
+
+        :raises ConfigError: The episode has no steps.
+        """
+        if not self.step_records:
+            raise ConfigError(f"Episode {self.id} has no steps to show.")
         episode = StateTrajectoryRecord(self.id, self.renderer)
         episode.step_records = [substep for record in self.step_records for substep in record.by_substep()]
         return episode
