@@ -180,7 +180,6 @@ class TaskPool(ABC):
 
     def join_new(self) -> None:
         """Add actors if machines have joined the cluster."""
-        return
 
     def report_work(self, statistics: LogStatsAggregator) -> ClusterEvents:
         """Add the work of the actors since the last call to the statistics of an epoch.

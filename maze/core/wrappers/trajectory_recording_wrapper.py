@@ -28,6 +28,7 @@ from maze.core.trajectory_recording.writers.trajectory_writer_file import Parque
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.files import file_stem
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, GymRenderer, latest_picture
+from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 
 _LOGGER = logging.getLogger(__name__)
@@ -94,9 +95,8 @@ class TrajectoryRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
         """Pass the episode in progress to the writers and begin the next one."""
         self.publish_trajectory()
         observation = self.env.reset()
-        counts: Any = self.env.core_env.agent_counts_dict  # of the simulation itself, without wrappers
-        counts = counts() if callable(counts) else counts
-        self._has_actors = counts is not None and list(counts.values()) != [1]
+        # of the simulation itself, without wrappers
+        self._has_actors = list(base_maze_env(self.env).agent_counts_dict.values()) != [1]
         self.episode_record = StateTrajectoryRecord(self.env.get_episode_id(), renderer=self._renderer())
         self.episode_record.action_record = ActionRecord(self.episode_record.id, self._next_seed)
         self._next_seed = None
