@@ -37,11 +37,11 @@ from maze.api.improve import COST
 from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy, acting_in, build_policy
 from maze.core.utils.config_utils import EnvFactory, read_config
+from maze.core.utils.stats_utils import Estimate, mean_interval
 from maze.evaluation.comparison import RETURN
 from maze.planning.branches import ArrayBranches
 from maze.planning.planner import BranchSimulator, Planner
 from maze.planning.rollout_policy import RolloutPolicy, acting
-from maze.report.estimates import Estimate, mean_interval
 from maze_envs.inventory.exact import lost_sales_cost
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSalesEnv
 from maze_envs.scheduling.job_shop import JobShops
@@ -322,7 +322,7 @@ def problem_of(name: str) -> tuple[EnvFactory, Policy, dict[str, Any]]:
     config.env.update(changes)
     make = EnvFactory(OmegaConf.to_container(config, resolve=True)["env"])
     base_config = read_config(ENVS / f"{base}.yaml") if isinstance(base, str) else base
-    return make, build_policy(base_config, {"action_spaces_dict": make().action_spaces_dict}), arguments
+    return make, build_policy(base_config, make()), arguments
 
 
 def improvements(names: list[str], budget_s: float, seed: int) -> None:

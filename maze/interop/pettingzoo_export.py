@@ -139,7 +139,7 @@ class MazeAECEnv(AECEnv):
                     if name in self.rewards:
                         self.rewards[name] += float(earned)
             self._pending = 0.0
-        left = [self._order[-1 - ago] for ago in info.get(ACTORS_DONE_KEY, ()) if ago < len(self._order)]
+        left = [self._order[-1 - ago] for ago in (info or {}).get(ACTORS_DONE_KEY, ()) if ago < len(self._order)]
         if self.maze_env.is_actor_done():
             left.append(agent)
         self.terminations.update({name: True for name in left if name in self.terminations})

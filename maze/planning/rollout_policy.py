@@ -10,12 +10,12 @@ import time
 import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
+from maze.core.agent.policy import Policy, acting_in, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.annotations import override
 from maze.core.env.action_conversion import allowed_values, masks_of_heads
@@ -44,10 +44,7 @@ Value = Callable[[branches.Group], np.ndarray]
 """Estimate of the return after the horizon for a group of branches, `[n_rows]`."""
 
 
-Event = TypeVar("Event", bound=Callable[..., None])
-
-
-def _summed(event: Event) -> Event:
+def _summed(event: Callable[..., None]) -> Callable[..., None]:
     """Add up an event in each episode."""
     event = define_episode_stats(sum)(define_step_stats(sum)(event))
     return define_epoch_stats(np.mean, output_name="mean_per_episode")(event)
@@ -141,7 +138,7 @@ class RolloutPolicy(Policy):
         self.clairvoyant = bool(clairvoyant)
         if self.clairvoyant:
             self.scenarios = 1
-        self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
+        self.base = build_policy(base, where="policy.base", action_spaces_dict=action_spaces_dict)
         if getattr(self.base, "is_recurrent", False):
             raise ConfigError("policy.base: a policy with hidden states cannot plan, copies have none of its states.")
         self.value = _critic(base, self.base) if value == "critic" else value_function(value, "policy.value")

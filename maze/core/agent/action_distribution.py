@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
@@ -142,7 +142,7 @@ class ExploringPolicy(Policy):
     def __init__(
         self, base: Policy | ConfigType, epsilon: float, action_spaces_dict: Mapping[Any, spaces.Dict]
     ) -> None:
-        self.base = build_policy(base, {SPACES[0]: action_spaces_dict}, "policy.base")
+        self.base = build_policy(base, where="policy.base", action_spaces_dict=action_spaces_dict)
         self.is_recurrent = self.base.is_recurrent
         self.epsilon = number("policy.epsilon", epsilon, 0.0, 1.0)
         self._random = RandomPolicy(dict(action_spaces_dict))

@@ -137,22 +137,24 @@ def for_actor(by_step_key: Mapping[Any, T], actor_id: ActorID | None, where: str
     return by_step_key[actor_id[0]]
 
 
-SPACES = ("action_spaces_dict", "observation_spaces_dict")
-"""Arguments of policies that take the spaces of the environment."""
+# Arguments of policies that take the spaces of the environment.
+_SPACES = ("action_spaces_dict", "observation_spaces_dict")
 
 
-def build_policy(config: ConfigType, spaces: Mapping[str, Any], where: str = "policy") -> Policy:
+def build_policy(config: ConfigType, env: Any = None, where: str = "policy", **spaces: Any) -> Policy:
     """Build a policy; constructor arguments that are spaces, as of the random policy, are the environment's.
 
     :param config: The policy, or its configuration.
-    :param spaces: The spaces of the environment, by the names in :data:`SPACES`.
+    :param env: The environment, or another object with its spaces as attributes; `None`: only `spaces` are known.
     :param where: Place in the configuration, for messages.
+    :param spaces: Spaces by the names of the arguments, `action_spaces_dict` and `observation_spaces_dict`.
     """
     plain = plain_container(config, where)
     taken: dict[str, Any] = {}
     if isinstance(plain, Mapping) and TARGET_KEY in plain:
         parameters = inspect.signature(locate(plain[TARGET_KEY], where)).parameters
-        taken = {name: value for name, value in spaces.items() if name in parameters}
+        given = spaces if env is None else {name: getattr(env, name) for name in _SPACES}
+        taken = {name: value for name, value in given.items() if name in parameters}
     return Factory(Policy).instantiate(plain, config_path=where, **taken)  # type: ignore[type-abstract]
 
 

@@ -10,8 +10,8 @@ from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchStateCritic
-from maze.core.errors import CheckpointError, ConfigError, MazeError
-from maze.core.utils.checkpoint import load_state
+from maze.core.errors import ConfigError, MazeError
+from maze.core.utils.checkpoint import load_into, load_state
 from maze.core.utils.config_utils import positive_number
 from maze.core.utils.factory import ConfigType, Factory
 
@@ -47,10 +47,7 @@ class SerializedTorchPolicy(TorchPolicy):
         weights = load_state(state_dict_file)
         if "policies" not in weights and isinstance(weights.get("model"), Mapping):
             weights = weights["model"]  # of a trainer's whole state
-        try:
-            self.load_state_dict(weights)
-        except CheckpointError as error:
-            raise CheckpointError(f"{state_dict_file}: {error}") from error
+        load_into(self, weights, Path(state_dict_file))
         self.eval()
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, unknown_key_error
+from maze.core.utils.checkpoint import listing
 from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
 from maze.perception.weight_init import mkl_is_slow
 
@@ -165,24 +166,25 @@ def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: 
     :param group: Key of these networks in the state dictionary.
     :raises CheckpointError: Lists every network and tensor that is missing, left over or of another shape.
     """
-    if not isinstance(state, Mapping) or group not in state:
-        found = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
-        raise CheckpointError(f"The state dictionary has no `{group}`; found: {found or 'nothing'}.")
+    if not isinstance(state, Mapping) or not isinstance(state.get(group), Mapping):
+        groups = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
+        raise CheckpointError(f"The state dictionary has no `{group}`; found: {groups or 'nothing'}.")
     saved = state[group]
     problems = [f"network {key!r} is missing" for key in networks if key not in saved]
     problems += [f"network {key!r} is left over" for key in saved if key not in networks]
     for key, network in networks.items():
-        expected, found = network.state_dict(), saved.get(key, {})
+        expected, found = network.state_dict(), saved.get(key) or {}
         if key in saved:
             problems += [f"{key!r}: `{name}` is missing" for name in expected if name not in found]
             problems += [f"{key!r}: `{name}` is left over" for name in found if name not in expected]
         for name, tensor in expected.items():
             other = found.get(name, tensor)
-            if isinstance(other, torch.Tensor) and tensor.shape != other.shape:
-                problems.append(f"{key!r}: `{name}` is {tuple(other.shape)}, the model has {tuple(tensor.shape)}")
+            shape = tuple(other.shape) if isinstance(other, torch.Tensor) else type(other).__name__
+            if shape != tuple(tensor.shape):
+                problems.append(f"{key!r}: `{name}` is {shape}, the model has {tuple(tensor.shape)}")
     if problems:
         raise CheckpointError(
-            f"The weights in `{group}` do not fit the model: {'; '.join(problems)}. "
+            f"The weights in `{group}` do not fit the model: {listing(problems, '; ')}. "
             "Build the model with the configuration that the weights were saved with."
         )
 

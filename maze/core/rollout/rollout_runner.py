@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze.core.agent.policy import SPACES, Policy, acting_in, build_policy
+from maze.core.agent.policy import Policy, acting_in, build_policy
 from maze.core.annotations import override
 from maze.core.env.context import ordered_seeds
 from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_episode_ends, failure, failure_of_acting
@@ -160,7 +160,7 @@ class RolloutRunner(Runner, ABC):
             freeze_statistics(env)
             if input_dir:
                 _use_statistics_of_run(env, input_dir)
-            agent = build_policy(agent_config, {name: getattr(env, name) for name in SPACES}, where)
+            agent = build_policy(agent_config, env, where)
             trained_for: Any = getattr(agent, "spaces", agent)
             if hasattr(trained_for, "require_same"):
                 trained_for.require_same(env, where)

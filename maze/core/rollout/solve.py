@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.agent.policy import Policy, build_policy
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
@@ -370,9 +370,9 @@ def _policy(run_or_policy: Policy | str | Path, env: Any, trusted_packages: Sequ
         return run_or_policy
     path = Path(run_or_policy)
     if not path.is_dir():
-        return build_policy({"_target_": "maze.serve.policy.BundlePolicy", "bundle": str(path)}, {})
+        return build_policy({"_target_": "maze.serve.policy.BundlePolicy", "bundle": str(path)})
     with imports_guarded():
         config = StoredRun(path, trusted_packages).deployed("cpu", "state_dict.pt").policy
-        policy: Any = build_policy(with_files_of(path, config, "policy"), {name: getattr(env, name) for name in SPACES})
+        policy: Any = build_policy(with_files_of(path, config, "policy"), env)
     policy.spaces.require_same(env, str(path))
     return cast(Policy, policy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -77,29 +77,16 @@ def load_state(source: str | Path | BinaryIO, map_location: str | torch.device =
 def load_into(model: Stateful, state: Mapping[str, Any], origin: str | Path = "The checkpoint") -> None:
     """Load weights into a model; the model stays unchanged if they do not fit.
 
-    :param model: The model to load into.
-    :param state: Its state dictionary, possibly nested.
+    :param model: The model to load into, such as a :class:`~maze.core.agent.torch_model.TorchModel`, which checks them.
+    :param state: Its state dictionary.
     :param origin: Origin of the state, for messages.
     :raises CheckpointError: Names or shapes differ; the message lists them.
     """
-    expected = dict(_flatten(model.state_dict()))
-    found = dict(_flatten(state))
-    problems = []
-    if missing := [name for name in expected if name not in found]:
-        problems.append(f"missing in the checkpoint: {_listing(missing)}")
-    if extra := [name for name in found if name not in expected]:
-        problems.append(f"unknown to the model: {_listing(extra)}")
-    differing = [
-        f"{name} (model {_shape(value)}, checkpoint {_shape(found[name])})"
-        for name, value in expected.items()
-        if name in found and _shape(value) != _shape(found[name])
-    ]
-    if differing:
-        problems.append(f"shapes differ: {_listing(differing)}")
-    if problems:
+    try:
+        model.load_state_dict(dict(state))
+    except CheckpointError as error:
         origin_name = f"`{origin}`" if isinstance(origin, Path) else origin
-        raise CheckpointError(f"{origin_name} does not fit the model, which is unchanged; {'; '.join(problems)}.")
-    model.load_state_dict(dict(state))
+        raise CheckpointError(f"{origin_name} does not fit the model, which is unchanged. {error}") from error
 
 
 def _storage_reader(records: Mapping[str, memoryview], device: torch.device) -> Callable[[Any], torch.Tensor]:
@@ -189,7 +176,7 @@ def _verified_records(content: bytearray, name: str) -> dict[str, memoryview]:
         raise CheckpointError(f"{name} is damaged or was cut off ({_first_line(error)}); {expected}.") from error
     pickles = [entry for entry in records if entry.endswith("/data.pkl")]
     if len(pickles) != 1:
-        held = _listing(list(records))
+        held = listing(list(records))
         raise CheckpointError(f"{name} is a zip archive of something else (it holds {held}); {expected}.")
     folder = pickles[0].removesuffix("data.pkl")
     if records.get(f"{folder}byteorder", b"") not in (b"", sys.byteorder.encode()):
@@ -197,23 +184,14 @@ def _verified_records(content: bytearray, name: str) -> dict[str, memoryview]:
     return {entry.removeprefix(folder): record for entry, record in records.items()}
 
 
-def _flatten(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in state.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{name}.")
-        else:
-            yield name, value
+def listing(names: Sequence[str], separator: str = ", ") -> str:
+    """Join names for a message; those after the sixth are counted only.
 
-
-def _shape(value: Any) -> str:
-    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _listing(names: list[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMES_SHOWN])
+    :param names: The names, or descriptions of problems.
+    :param separator: Text between two of them.
+    """
     hidden = len(names) - _MAX_NAMES_SHOWN
-    return f"{shown} and {hidden} more" if hidden > 0 else shown
+    return separator.join(names[:_MAX_NAMES_SHOWN]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def _first_line(error: Exception) -> str:

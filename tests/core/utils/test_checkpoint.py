@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from maze.core.agent.torch_state_critic import TorchStepStateCritic
 from maze.core.errors import CheckpointError
 from maze.core.utils import checkpoint
 from maze.core.utils.checkpoint import load_into, load_state, save_state
@@ -135,32 +136,43 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
         save_state(tmp_path / "missing" / "latest.pt", STATE)
 
 
+def critic_of(*layers: nn.Module) -> TorchStepStateCritic:
+    """Return a model of one network."""
+    return TorchStepStateCritic({0: nn.Sequential(*layers)}, {}, "cpu")
+
+
 def test_weights_that_do_not_fit_are_listed_and_the_model_stays_as_it_is():
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    other = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 5), nn.Linear(5, 1)).state_dict()
-    del other["0.bias"]
+    model = critic_of(nn.Linear(3, 2), nn.Linear(2, 1))
+    before = {name: value.clone() for name, value in model.networks[0].state_dict().items()}
+    other = critic_of(nn.Linear(3, 2), nn.Linear(2, 5), nn.Linear(5, 1)).state_dict()
+    del other["critics"][0]["0.bias"]
     with pytest.raises(CheckpointError) as error:
         load_into(model, other, "state_dict.pt")
     message = str(error.value)
-    assert "missing in the checkpoint: 0.bias" in message
-    assert "unknown to the model: 2.weight, 2.bias" in message
-    assert "1.weight (model (1, 2), checkpoint (5, 2))" in message
-    assert "state_dict.pt" in message
-    for name, value in model.state_dict().items():
+    assert message.startswith("state_dict.pt does not fit the model, which is unchanged.")
+    assert "`0.bias` is missing" in message
+    assert "`2.weight` is left over" in message
+    assert "`2.bias` is left over" in message
+    assert "`1.weight` is (5, 2), the model has (1, 2)" in message
+    for name, value in model.networks[0].state_dict().items():
         assert torch.equal(value, before[name])
 
 
+@pytest.mark.parametrize("critics", [None, {0: None}, {0: {"0.weight": 1.0, "0.bias": torch.zeros(2)}}])
+def test_states_that_hold_something_else_than_weights_are_refused(critics):
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        load_into(critic_of(nn.Linear(3, 2)), {"critics": critics})
+
+
 def test_weights_that_fit_are_loaded():
-    source, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    source, target = critic_of(nn.Linear(3, 2)), critic_of(nn.Linear(3, 2))
     load_into(target, source.state_dict())
-    assert torch.equal(source.weight, target.weight)
+    assert torch.equal(source.networks[0][0].weight, target.networks[0][0].weight)
 
 
 def test_long_lists_of_differences_are_shortened():
-    model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(10)])
     with pytest.raises(CheckpointError, match="and 14 more"):
-        load_into(model, {})
+        load_into(critic_of(*[nn.Linear(1, 1) for _ in range(10)]), {"critics": {0: {}}})
 
 
 def test_checkpoints_are_verified_before_they_are_unpickled(monkeypatch):

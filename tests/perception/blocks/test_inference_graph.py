@@ -76,6 +76,7 @@ def test_show_opens_a_window_and_blocks_only_on_request(monkeypatch, block_execu
 
     shown = []
     plt.switch_backend("agg")
+    plt.close("all")  # figures that earlier tests left open
     monkeypatch.setattr(plt, "show", lambda block: shown.append((block, plt.get_figlabels())))
     InferenceGraph(model()).show(name="policy", block_execution=block_execution)
     plt.close("all")

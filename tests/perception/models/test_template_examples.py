@@ -169,7 +169,7 @@ def test_the_feed_forward_template(tmp_path):
     "target",
     [
         "maze.perception.models.template_model_composer.TemplateModelComposer",
-        "maze.perception.models.flatten_concat_composer.DefaultModelComposer",  # as the documentation has it once
+        "maze.perception.models.default_model_composer.DefaultModelComposer",  # as the documentation has it once
     ],
 )
 def test_the_recurrent_template(target, tmp_path):

@@ -35,24 +35,20 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.training_runner import TrainingRunner
 
 
+SAMPLING_POLICY = "algorithm.initial_sampling_policy"
+"""Key of the policy that fills a replay buffer."""
 # Environment steps of one rollout that fills the buffer initially.
 _STEPS_AT_A_TIME = 100
 # Environment steps of each environment, times the steps of an item, after which filling without any row is given up.
 _MOST_STEPS_WITHOUT_ROWS = 1000
 
 
-def fill_replay_buffer(
-    run: TrainingRunner,
-    replay_buffer: BaseReplayBuffer,
-    demonstrations: ConfigType = None,
-    sampling_policy: ConfigType = None,
-) -> int:
-    """Fill the buffer of a run with demonstrations where there are some, and otherwise with the initial policy.
+def fill_replay_buffer(run: TrainingRunner, replay_buffer: BaseReplayBuffer, demonstrations: ConfigType = None) -> int:
+    """Fill the buffer of a run with demonstrations where there are some, and otherwise with its sampling policy.
 
     :param run: The runner; its algorithm has the fields of `ReplayConfig`.
     :param replay_buffer: The buffer.
     :param demonstrations: A data set or its configuration.
-    :param sampling_policy: The initial policy, or its configuration; `None`: as configured.
     :return: Number of environment steps taken.
     """
     config: ReplayConfig = run.algorithm
@@ -61,8 +57,7 @@ def fill_replay_buffer(
     if demonstrations is None:
         n_steps = config.initial_buffer_size * item_length
         print(f"-> collecting {n_steps:,} environment steps before the first update ...", flush=True)
-        sampling_policy = config.initial_sampling_policy if sampling_policy is None else sampling_policy
-        policy = initial_policy(sampling_policy, run.spaces)
+        policy = build_policy(run.sampling_policy, run.spaces, SAMPLING_POLICY)
         if policy.needs_state() or policy.needs_env():  # it looks into environments of this process
             env: StructuredVectorEnv = SequentialVectorEnv([run.env_factory] * config.num_actors)
         else:
@@ -73,16 +68,6 @@ def fill_replay_buffer(
     )
     add_demonstrations(replay_buffer, dataset, item_length)
     return 0
-
-
-def initial_policy(config: ConfigType, spaces: Any) -> Policy:
-    """Build the policy that fills a replay buffer, from its configuration.
-
-    :param config: The configuration, or the policy itself.
-    :param spaces: Has the spaces of the environment, which the policy gets if it accepts them.
-    """
-    given = {"action_spaces_dict": spaces.action_spaces_dict, "observation_spaces_dict": spaces.observation_spaces_dict}
-    return build_policy(config, given, "algorithm.initial_sampling_policy")
 
 
 def fill_by_policy(
@@ -243,11 +228,11 @@ class ReplayTrainer(EpochTrainer, ABC):
         )
         trainer.collects_ahead = collects_ahead
         if run.resumed_state.get("replay_buffer", {}).get("content") is None:
+            run.sampling_policy = cls._sampling_policy(config, workers.worker_policy)
             if hasattr(run, "load_replay_buffer"):
                 trainer.n_env_steps = run.load_replay_buffer(replay_buffer, run.cfg) or 0
             else:
-                sampling_policy = cls._sampling_policy(config, workers.worker_policy)
-                trainer.n_env_steps = fill_replay_buffer(run, replay_buffer, sampling_policy=sampling_policy)
+                trainer.n_env_steps = fill_replay_buffer(run, replay_buffer)
             trainer.n_filling_steps = trainer.n_env_steps
         return trainer
 

@@ -156,7 +156,7 @@ class EpochTrainer(Trainer, ABC):
     """Whether it has :attr:`observation_statistics` learn; otherwise models that normalize need them beforehand."""
     follows_curriculum: ClassVar[bool] = False
     """Whether its environments may change from epoch to epoch, see
-    :class:`~maze.train.parallelization.curriculum.Curriculum`."""
+    :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.Curriculum`."""
 
     config: Any
     """The hyperparameters; subclasses declare their own type."""
@@ -461,7 +461,9 @@ class EpochTrainer(Trainer, ABC):
         self.stats.add_value("time_epoch", seconds)
         if self.model_selection is not None:
             self.model_selection.epoch_completed(self.epoch)
-        self.save()
+        is_evaluated_next = self.evaluator is not None or not self.evaluates_between_epochs
+        if is_evaluated_next or self.epoch - self.first_epoch < (self._n_epochs or EPOCH_LIMIT):
+            self.save()  # otherwise the end of the run comes at once, and saves
 
     def _stop_if_requested(self) -> None:
         """Save everything and end the run after a signal."""
@@ -589,12 +591,8 @@ class EpochTrainer(Trainer, ABC):
         :param state_dict: Weights as :meth:`state_dict` gives them.
         :param origin: Their source, for messages.
         """
-        if self.policy is self.model:
-            own = self.model.state_dict()
-            load_into(self.model, {key: value for key, value in state_dict.items() if key in own}, origin)
-        else:
-            is_policy_alone = set(state_dict) == set(self.policy.state_dict())
-            load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
+        is_policy_alone = set(state_dict) == set(self.policy.state_dict())
+        load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
         for part in self._parts().values():
             if isinstance(part, TargetNetworks):  # else the first targets would be those of the initial weights
                 part.update(1.0)

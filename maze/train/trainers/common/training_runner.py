@@ -117,6 +117,8 @@ class TrainingRunner(Runner):
         self._num_envs: int | None = None
         self.normalization_statistics: StructuredStatisticsType | None = None
         """Statistics for observation normalization, after :meth:`setup`; `None`: nothing is normalized."""
+        self.sampling_policy: Any = None
+        """Policy that fills a replay buffer to begin with, or its configuration; the trainer sets it."""
         self.env_timeout = checked_time_limit("runner.env_timeout", self.env_timeout)
         whole_number("runner.env_groups", self.env_groups, at_least=0)
         for name in ("concurrency", "eval_concurrency"):

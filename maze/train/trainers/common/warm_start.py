@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from maze.core.agent.policy import SPACES, Policy, build_policy
+from maze.core.agent.policy import Policy, build_policy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.space_values import rows_outside
 from maze.core.errors import ConfigError
@@ -76,8 +76,7 @@ def start_warm(
         )
     rollouts = make_rollouts()
     try:
-        spaces = {name: getattr(rollouts.env, name) for name in SPACES}
-        demonstrator = build_policy(config.policy, spaces, "warm_start.policy")
+        demonstrator = build_policy(config.policy, rollouts.env, "warm_start.policy")
         demonstrator.seed(next_seed())
         share = clone_policy(learner, demonstrator, rollouts, config, next_seed(), trainer.observation_statistics)
     finally:

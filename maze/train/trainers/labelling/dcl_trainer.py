@@ -55,7 +55,7 @@ class DCL(LabellingTrainer):
         super().__init__(algorithm_config, policy, copies, seed, **common)
         config, base = self.config, self.config.base
         if base is not None:
-            base = build_policy(base, {"action_spaces_dict": copies.action_spaces}, "algorithm.base")
+            base = build_policy(base, where="algorithm.base", action_spaces_dict=copies.action_spaces)
             if base.is_recurrent:
                 raise ConfigError("algorithm.base: a policy with hidden states cannot plan, copies have none of them.")
         self._base: Policy | None = base

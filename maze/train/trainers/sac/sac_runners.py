@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import Policy, build_policy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.utils.factory import ConfigType
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
-from maze.train.trainers.common.replay_trainer import fill_by_policy, fill_replay_buffer, initial_policy
+from maze.train.trainers.common.replay_trainer import SAMPLING_POLICY, fill_by_policy, fill_replay_buffer
 from maze.train.trainers.common.training_runner import TrainingRunner
 
 
@@ -63,7 +63,7 @@ class SACRunner(TrainingRunner):
         """
         item_length = 1 if split_rollouts_into_transitions else n_rollout_steps
         env = SequentialVectorEnv([env_factory])
-        policy = initial_policy(initial_sampling_policy, env)
+        policy = build_policy(initial_sampling_policy, env, SAMPLING_POLICY)
         fill_by_policy(replay_buffer, policy, initial_buffer_size, replay_buffer_seed, item_length, env)
 
 

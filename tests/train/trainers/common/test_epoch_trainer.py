@@ -13,6 +13,7 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
+from maze.train.trainers.common import trainer as trainer_module
 from maze.train.trainers.common.actor_critic.valuation import PolicyBatch, RolloutBatch, SubstepRows
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -75,6 +76,18 @@ def test_a_run_with_a_best_model_restores_it(tmp_path, caplog, evaluation):
     trainer.train()
     assert trainer.model_selection.best_reward > 0
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("evaluation", "expected"), [(None, [1, 2, 3]), ({"n_episodes": 2}, [1, 2, 3, 3])])
+def test_the_last_epoch_is_saved_before_its_evaluation_and_at_the_end(tmp_path, monkeypatch, evaluation, expected):
+    trainer, saved = build_trainer(directory=tmp_path, evaluation=evaluation), []
+    write = trainer_module.save_state
+    monkeypatch.setattr(
+        trainer_module, "save_state", lambda file, state: (write(file, state), saved.append(state["epoch"]))
+    )
+    trainer.train()
+    assert saved == expected
+    assert load_state(tmp_path / "latest.pt")["is_finished"]
 
 
 def test_learning_is_independent_of_the_evaluation():

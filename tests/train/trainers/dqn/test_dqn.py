@@ -49,6 +49,7 @@ from maze.train.trainers.dqn.dqn_trainer import (
     factors_of,
     linear_schedule,
 )
+from maze.train.trainers.sac.sac_runners import SACDevRunner
 from tests.train.parallelization.toy_envs import Observe, PassOn, ToyCoreEnv
 
 MASKED = torch.finfo(torch.float32).min
@@ -418,6 +419,14 @@ def trained(directory, monkeypatch, *overrides: str) -> DQN:
 def test_every_combination_trains(overrides, tmp_path, monkeypatch):
     trainer = trained(tmp_path / "run", monkeypatch, "env.name=CartPole-v1", *overrides)
     assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
+
+
+def test_the_documented_runner_of_replay_algorithms_learns_the_same(tmp_path, monkeypatch):
+    one = trained(tmp_path / "one", monkeypatch, "env.name=CartPole-v1")
+    target = f"{SACDevRunner.__module__}.{SACDevRunner.__qualname__}"
+    other = trained(tmp_path / "other", monkeypatch, "env.name=CartPole-v1", f"runner._target_={target}")
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("ahead", ["false", "true"])

@@ -24,10 +24,14 @@ from maze.core.utils.factory import Factory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 from maze.runner import Runner
+from maze.train.parallelization.placement import Processes
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.imitation.bc_data import StepBatches, check_fits
 from maze.train.trainers.imitation.bc_loss import BCLoss
+from maze.train.trainers.imitation.bc_runners import BCLocalRunner
 from maze.train.trainers.imitation.bc_trainer import BCTrainer
 from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
 from maze.train.utils.run_process import TrainingInterrupted
@@ -424,6 +428,23 @@ def test_the_runner_trains_on_with_environments_in_processes(tmp_path, monkeypat
                 assert runner.trainer.epoch == n_epochs
         finally:
             runner.close()
+
+
+def test_evaluations_have_the_configured_placement_unless_a_subclass_makes_its_environments():
+    class OwnRunner(BCLocalRunner):
+        @classmethod
+        def create_distributed_eval_env(cls, env_factory, eval_concurrency, logging_prefix):
+            return SequentialVectorEnv([env_factory] * eval_concurrency, logging_prefix)
+
+    for runner_class, expected in ((BCLocalRunner, SubprocVectorEnv), (OwnRunner, SequentialVectorEnv)):
+        runner = runner_class()
+        runner.placement = Processes(n_workers=1)
+        env = runner.create_distributed_env(counting_env, 2, "eval")
+        try:
+            assert type(env) is expected
+            assert len(getattr(env, "groups", [0])) == 1  # one worker process, although there are two cores
+        finally:
+            env.close()
 
 
 def test_relative_paths_of_a_list_are_searched_where_the_command_was_started(tmp_path, monkeypatch):
