@@ -34,7 +34,7 @@ from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigTy
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze.core.wrappers.recording_wrapper import with_frames
+from maze.core.wrappers.trajectory_recording_wrapper import with_frames
 from maze.core.wrappers.wrapper import RewardWrapper
 from maze.evaluation.comparison import (
     RETURN,

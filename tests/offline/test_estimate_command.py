@@ -90,6 +90,8 @@ def test_a_log_is_described_without_policies_and_its_propensities_are_estimated(
     share = float(out.partition("Actions, sub-step 0, action: 0 ")[2].partition("%")[0])
     assert share == pytest.approx(50.0, abs=7.0)
     assert "probabilities of actions are missing" in out
+    assert main([*command, "policies=[]", "runner.acted_by=old"]) == 1
+    assert "runner.acted_by: policy 'old' is unknown" in capfd.readouterr().err
     policies = "policies={planned: {base: random_policy}, random: random_policy}"
     assert main([*command, policies, "behaviour=cloned", "runner.estimators=[wis]"]) == 0
     out = capfd.readouterr().out
