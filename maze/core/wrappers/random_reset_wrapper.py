@@ -110,13 +110,10 @@ class StepSkipWrapper(Wrapper[Any]):
     CLONED = ("_actions", "_decisions", "_earned", "_left", "_n_decisions", "_is_step_over")
 
     def __init__(self, env: Any, n_steps: int, skip_mode: str = "sticky") -> None:
-        if type(n_steps) is not int or n_steps < 1 or skip_mode not in _MODES:
-            raise ConfigValueError(
-                "StepSkipWrapper: expected a whole number `n_steps` above 0 and a `skip_mode` among "
-                f"{', '.join(_MODES)}, found n_steps={n_steps!r}, skip_mode={skip_mode!r}."
-            )
+        self.n_steps = whole_number("StepSkipWrapper.n_steps", n_steps, at_least=1)
+        if skip_mode not in _MODES:
+            raise ConfigValueError(f"StepSkipWrapper.skip_mode: expected one of {_MODES}, found {skip_mode!r}.")
         super().__init__(env)
-        self.n_steps = n_steps
         self.skip_mode = skip_mode
         self._begin_episode()
 
