@@ -156,7 +156,7 @@ class EpochTrainer(Trainer, ABC):
     """Whether it has :attr:`observation_statistics` learn; otherwise models that normalize need them beforehand."""
     follows_curriculum: ClassVar[bool] = False
     """Whether its environments may change from epoch to epoch, see
-    :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.Curriculum`."""
+    :class:`~maze.train.trainers.common.actor_critic.actor_critic_runners.Curriculum`."""
 
     config: Any
     """The hyperparameters; subclasses declare their own type."""
