@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from maze.core.utils.stats_utils import iqm_interval, mean_interval
 from maze.evaluation.gate import MIN_EPISODES
-from maze.report.estimates import iqm_interval, mean_interval
 
 Values = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

@@ -326,7 +326,7 @@ def with_interval(target: Target, values: Sequence[float | None]) -> str:
     """Mean over seeds and half of its 95 % interval; empty where a seed has no value."""
     import numpy as np
 
-    from maze.report.estimates import t_interval
+    from maze.core.utils.stats_utils import t_interval
 
     known = [value for value in values if value is not None]
     if len(known) < len(values):

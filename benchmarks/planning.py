@@ -37,11 +37,11 @@ from maze.api.improve import COST
 from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy, acting_in, build_policy
 from maze.core.utils.config_utils import EnvFactory, read_config
+from maze.core.utils.stats_utils import Estimate, mean_interval
 from maze.evaluation.comparison import RETURN
 from maze.planning.branches import ArrayBranches
 from maze.planning.planner import BranchSimulator, Planner
 from maze.planning.rollout_policy import RolloutPolicy, acting
-from maze.report.estimates import Estimate, mean_interval
 from maze_envs.inventory.exact import lost_sales_cost
 from maze_envs.inventory.lost_sales import BaseStockPolicy, LostSales, LostSalesEnv
 from maze_envs.scheduling.job_shop import JobShops

@@ -33,7 +33,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.rendering.trajectory_page import write_trajectory_page
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.recording_wrapper import FrameRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import FrameRecordingWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.evaluation.inspection import inspected_episode
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet

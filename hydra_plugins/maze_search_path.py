@@ -5,8 +5,7 @@ from __future__ import annotations
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from maze.cli.algorithms import register_algorithms
-from maze.cli.hydra_setup import environment_configs
+from maze.cli.hydra_setup import environment_configs, register_algorithms
 
 
 class MazeSearchPath(SearchPathPlugin):

@@ -25,7 +25,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.algorithms import with_own_algorithm
 from maze.cli.hydra_setup import (
     RunFailedError,
     UsageError,
@@ -34,11 +33,14 @@ from maze.cli.hydra_setup import (
     for_hydra,
     set_gate_status,
     translated,
+    with_own_algorithm,
 )
 from maze.cli.run_directory import claimed_directories, has_results, uploads_of_run
+from maze.cli.run_summary import beginning, command_text, ending, installed_versions, report_writer, write_run_info
 from maze.console.streams import lasting_console, open_pipes_reported, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
+from maze.core.utils.config_utils import config_to_yaml
 from maze.core.utils.files import is_url, uploaded
 from maze.runner import Runner
 from maze.utils.process import handlers_kept, one_numpy_thread
@@ -70,7 +72,6 @@ def maze_run(cfg: DictConfig) -> float | None:
     :return: The objective of a sweep: the statistic that `hydra.sweeper.objective` names, or else the runner's best
         score, if any. Scores include the constraint violation (`BestScore`).
     """
-    from maze.cli.run_summary import beginning, config_as_yaml, ending, write_run_info
     from maze.cli.sweeps.results import recorder_of_sweep
     from maze.console.runs import EVERYTHING, checked_verbosity
     from maze.core.rollout.recording import STATS_PATH
@@ -81,7 +82,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     project = Path(HydraConfig.get().runtime.cwd) if started_by_hydra else Path.cwd()
     taken_over = _completed(cfg, project)
     if checked_verbosity(cfg.verbose) == EVERYTHING:
-        print(config_as_yaml(cfg), flush=True)
+        print(config_to_yaml(cfg, sort_keys=True), flush=True)
     if started_by_hydra:
         write_run_info(Path.cwd(), cfg, project, taken_over=taken_over)
         print(beginning(Path.cwd(), project), flush=True)
@@ -134,7 +135,6 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 
     :param project: Working directory of the command; `None`: write neither report nor log.
     """
-    from maze.cli.run_summary import report_writer
     from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 
     table = LogStatsWriterConsole(partial(_log_to_file, logging.INFO))
@@ -160,7 +160,6 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 
 def _run_once(cfg: DictConfig) -> float | None:
     """Run as the task of Hydra, which catches the errors of a sweep's jobs and continues with the other jobs."""
-    from maze.cli.run_summary import command_text
     from maze.core.utils.import_guard import ImportGuard, imports_guarded
 
     with uploaded(uploads_of_run(Path.cwd())):  # the last line of the log is uploaded, too
@@ -228,8 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(command: list[str]) -> int:
     if command == ["--version"]:
-        from maze.cli.run_summary import installed_versions
-
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
     from maze.cli.hydra_setup import project_importable

@@ -74,8 +74,7 @@ class Field(NamedTuple):
 
 def options() -> list[Option]:
     """Return every shipped configuration."""
-    from maze.cli.algorithms import register_algorithms
-    from maze.cli.hydra_setup import environment_configs
+    from maze.cli.hydra_setup import environment_configs, register_algorithms
 
     found = []
     for package in ("maze.conf", *environment_configs()):

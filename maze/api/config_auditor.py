@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from hydra.plugins.launcher import Launcher
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, flag_override
 
 from maze.api.utils import InvalidSpecificationError
-from maze.cli.algorithms import TARGET, option_of
-from maze.cli.hydra_setup import SECTION, short_name, split_wrapper_path, suggestion
+from maze.cli.hydra_setup import ALGORITHM_TARGET, SECTION, option_of, short_name, split_wrapper_path, suggestion
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_environment, is_vector_env, shown_value
 from maze.core.utils.factory import TARGET_KEY
@@ -72,8 +72,8 @@ class ConfigurationAuditor:
         if not isinstance(self.overrides.get("algorithm"), str | None) and "algorithm" not in self.kwargs:
             # The runner depends on it.
             self.kwargs["algorithm"] = self.overrides.pop("algorithm")
-        if isinstance(self.overrides.get(TARGET), str) and "algorithm" not in self.kwargs:
-            self.kwargs["algorithm"] = self.algorithm_name({TARGET_KEY: self.overrides.pop(TARGET)})
+        if isinstance(self.overrides.get(ALGORITHM_TARGET), str) and "algorithm" not in self.kwargs:
+            self.kwargs["algorithm"] = self.algorithm_name({TARGET_KEY: self.overrides.pop(ALGORITHM_TARGET)})
         for name, value in self.kwargs.items():
             for choice in self._choices(name, value):
                 _check_component(name, choice)
@@ -130,11 +130,9 @@ class ConfigurationAuditor:
 
 
 def _check_component(name: str, value: Any) -> None:
-    if isinstance(value, str):
-        return
-    if isinstance(value, Mapping):
-        if name == "algorithm":
-            _algorithm_class(value)
+    if isinstance(value, Mapping) and name == "algorithm":
+        _algorithm_class(value)
+    if isinstance(value, str | Mapping):
         return
     if name == "env":
         is_fine = callable(value) or is_environment(value) or is_vector_env(value)
@@ -224,20 +222,15 @@ class _Placement:
         """
         if not keys:
             return self.value
-        if isinstance(node, DictConfig):
-            self._set_in_mapping(node, keys, before)
+        if isinstance(node, DictConfig | ListConfig):
+            self._set_in_container(node, keys, before)
             return node
-        name, rest, here = keys[0], keys[1:], (*before, keys[0])
-        if isinstance(node, ListConfig):
-            if not name.isdigit() or int(name) >= len(node):
-                raise self._unknown(name, map(str, range(len(node))), before)
-            _insert(node, int(name), self.below(node[int(name)], rest, here))
-            return node
+        name, rest = keys[0], keys[1:]
         if is_dataclass(node) and not isinstance(node, type):
             names = [each.name for each in fields(node) if each.init]
             if name not in names:
                 raise self._unknown(name, names, before)
-            return replace(node, **{name: self.below(getattr(node, name), rest, here)})
+            return replace(node, **{name: self.below(getattr(node, name), rest, (*before, name))})
         where = ".".join(before)
         named = "empty" if node is None else repr(node) if is_plain(node) else f"a {type(node).__name__}"
         raise InvalidSpecificationError(
@@ -245,34 +238,28 @@ class _Placement:
             f"Change the object passed as `{where}`, or pass its configuration: a mapping with `{TARGET_KEY}`."
         )
 
-    def _set_in_mapping(self, node: DictConfig, keys: list[str], before: tuple[str, ...]) -> None:
-        known = {str(key): key for key in node}
+    def _set_in_container(self, node: DictConfig | ListConfig, keys: list[str], before: tuple[str, ...]) -> None:
+        is_list = isinstance(node, ListConfig)
+        known: dict[str, Any] = {str(key): key for key in (range(len(node)) if is_list else node)}
         if before == (SECTION,):
             keys = split_wrapper_path(keys, known)
-        for n_keys in range(len(keys), 0, -1):
-            name, rest = ".".join(keys[:n_keys]), keys[n_keys:]
-            if name not in known:
-                continue
-            if not rest:
-                self._replace(node, known[name])
-                return
+        n_keys = next((number for number in range(len(keys), 0, -1) if ".".join(keys[:number]) in known), 0)
+        name, rest = ".".join(keys[:n_keys]), keys[n_keys:]
+        if not n_keys:
+            if is_list or not self.is_new:
+                names = map(short_name, known) if before == (SECTION,) else known
+                raise self._unknown(keys[0], list(names), before)
+            _insert(node, keys[0], reduce(lambda inner, key: {key: inner}, reversed(keys[1:]), self.value))
+        elif not rest:
+            self._replace(node, known[name])
+        else:
             found = node[known[name]]  # follows interpolations
             if (changed := self.below(found, rest, (*before, name))) is not found:
                 _insert(node, known[name], changed)
-            return
-        if not self.is_new:
-            names = map(short_name, known) if before == (SECTION,) else known
-            raise self._unknown(keys[0], list(names), before)
-        if len(keys) == 1:
-            _insert(node, keys[0], self.value)
-            return
-        _insert(node, keys[0], {})
-        self.below(node[keys[0]], keys[1:], (*before, keys[0]))
 
-    def _replace(self, node: DictConfig, key: Any) -> None:
+    def _replace(self, node: DictConfig | ListConfig, key: Any) -> None:
         child = None if OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key) else node[key]
-        is_merged = isinstance(self.value, Mapping) and TARGET_KEY not in self.value and isinstance(child, DictConfig)
-        if not is_merged or not child:
+        if not isinstance(self.value, Mapping) or TARGET_KEY in self.value or not isinstance(child, DictConfig):
             _insert(node, key, self.value)
             return
         for name, entry in self.value.items():

@@ -36,7 +36,7 @@ _GYM_ID = re.compile(r"-v\d+$|[:/]")
 ROLLOUT_SECTIONS = ("env", "wrappers", "model", "critic", "policy", "seeding", "runner", "input_dir", "log_base_dir")
 """Sections whose overrides also apply to rollouts."""
 
-_WEIGHTS = ("state_dict.pt", "latest.pt")
+WEIGHTS = ("state_dict.pt", "latest.pt")
 
 
 @dataclass(frozen=True)
@@ -162,25 +162,23 @@ class ConfigurationLoader:
                 return Choice(value, placed=(("env", value), ("wrappers", {})))
             if isinstance(value, type):
                 value = {value: {}}
-            placed: Any = as_wrapper_configs(value) if isinstance(value, Mapping) else value
-            return Choice(value, placed=(("wrappers", placed),))
+            return self._placed(name, as_wrapper_configs(value) if isinstance(value, Mapping) else value)
         if name == "algorithm":
             return Choice(value, (f"algorithm={self.auditor.algorithm_name(value)}",), (("algorithm", value),))
         if name == "launcher" and not isinstance(value, Mapping):
             return Choice(value)
-        path = {"policy": "model.policy", "launcher": "hydra.launcher"}.get(name, name)
-        if self.auditor.multirun and name in ("model", "policy", "critic", "runner"):
-            # Each run trains its own networks.
-            value = copy.deepcopy(value)
-        return Choice(value, placed=((path, value),))
+        return self._placed({"policy": "model.policy", "launcher": "hydra.launcher"}.get(name, name), value)
 
     def _override(self, path: str, value: Any) -> Choice:
         if path.startswith("~"):
             return Choice(value, (path if value is None else f"{path}={value_text(value)}",))
         if is_plain(value) and not self._is_below_object(path):
             return Choice(value, (f"{path}={value_text(value)}",))
+        return self._placed(path, value)
+
+    def _placed(self, path: str, value: Any) -> Choice:
         if self.auditor.multirun and path.startswith(("model", "critic", "runner")):
-            value = copy.deepcopy(value)
+            value = copy.deepcopy(value)  # each run trains its own networks
         return Choice(value, placed=((path, value),))
 
     def _is_below_object(self, path: str) -> bool:
@@ -204,10 +202,10 @@ class ConfigurationLoader:
             full = compose(name, overrides=for_hydra(texts), return_hydra_config=True)
             apply_overrides(full)
             choose_critic(full)
-            self._complete_hydra(full, number, texts, placed, name)
+            self._complete_hydra(full, number, placed, name)
             with hydra_config(full):
                 config = self._job_config(full, texts, placed)
-                workdir = self._workdir(full, number)
+                workdir = self._workdir(full)
         except (HydraException, OmegaConfBaseException, YAMLError) as error:
             text = str(translated(error) or error)
             name, text = ("configuration: ", text.removeprefix("-cn ")) if text.startswith("-cn ") else ("", text)
@@ -222,9 +220,7 @@ class ConfigurationLoader:
         objects = tuple(path for path, value in placed)
         return LoadedRun(number, config, full, workdir, ("-cn", name, *texts), objects, swept)
 
-    def _complete_hydra(
-        self, full: DictConfig, number: int, texts: list[str], placed: list[tuple[str, Any]], name: str
-    ) -> None:
+    def _complete_hydra(self, full: DictConfig, number: int, placed: list[tuple[str, Any]], name: str) -> None:
         with read_write(full), open_dict(full):
             full.hydra.job.config_name = name
             if self.auditor.multirun:
@@ -265,7 +261,7 @@ class ConfigurationLoader:
             _check_runner(config)
         return config
 
-    def _workdir(self, full: DictConfig, number: int) -> Path:
+    def _workdir(self, full: DictConfig) -> Path:
         if not self.auditor.multirun:
             return self.project / str(self.run_dir or full.hydra.run.dir)
         # The names contain the time: all runs are below the directory of the first.
@@ -278,7 +274,7 @@ class ConfigurationLoader:
         if self.run_dir is None or self.run_mode is not RunMode.TRAINING:
             return None
         directory = self.project / self.run_dir / (str(number) if self.auditor.multirun else "")
-        return directory if any((directory / name).is_file() for name in _WEIGHTS) else None
+        return directory if any((directory / name).is_file() for name in WEIGHTS) else None
 
 
 def _check_runner(config: DictConfig) -> None:

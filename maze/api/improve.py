@@ -27,7 +27,8 @@ from maze.core.annotations import override
 from maze.core.env.context import ordered_seeds
 from maze.core.errors import ConfigError, MazeError, first_line
 from maze.core.utils.config_utils import duration, value_text, whole_number
-from maze.core.utils.factory import TARGET_KEY, ConfigType, locate, plain_container
+from maze.core.utils.factory import TARGET_KEY, ConfigType, locate, path_of, plain_container
+from maze.core.utils.stats_utils import Estimate, mean_interval, unseen_share
 from maze.core.utils.stored_config import is_own_package
 from maze.core.wrappers.time_limit_wrapper import time_limited
 from maze.evaluation import runners
@@ -35,7 +36,6 @@ from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisode
 from maze.evaluation.gate import MIN_EPISODES, Gate, read_thresholds, require_episodes, require_measures
 from maze.planning.branches import chance_in, simulation_of, stack_of
 from maze.planning.rollout_policy import CANDIDATES, RolloutPolicy
-from maze.report.estimates import Estimate, mean_interval, unseen_share
 from maze.report.page import Cell, code_list, number_text, page_section, table
 from maze.runner import Runner
 
@@ -223,11 +223,9 @@ class Improvement:
         :param name: A policy with a gate, see `gates`.
         :raises KeyError: There is no such policy.
         """
-        common, further = (each.rows_of(RETURN) for each in (self.comparison, self.gates[name].comparison))
-        found = next(row for row in common if row.policy == name).difference, further[1].difference
-        assert found[0] is not None
-        assert found[1] is not None
-        return found[0], found[1]
+        rows = [row for each in (self.comparison, self.gates[name].comparison) for row in each.rows_of(RETURN)]
+        common, further = (row.difference for row in rows if row.policy == name and row.difference is not None)
+        return common, further
 
     @property
     def sentence(self) -> str:
@@ -304,8 +302,8 @@ def _difference_text(difference: Estimate) -> str:
     return f"{difference.value:+.4g} ({difference.low:+.4g} to {difference.high:+.4g})"
 
 
-class _TimedPolicy(Policy):
-    """Measure the time in which a policy decides.
+class _TimedPolicy:
+    """Measure the time in which a policy decides; all else is the policy's.
 
     :param policy: The policy.
     :param deadline: Time after which it decides no more, by `time.monotonic`.
@@ -313,23 +311,12 @@ class _TimedPolicy(Policy):
 
     def __init__(self, policy: Policy, deadline: float) -> None:
         self._policy, self._deadline = policy, deadline
-        self.is_recurrent = policy.is_recurrent
         self.seconds: list[float] = []
         """Seconds of each decision in the running episode."""
 
-    @override(Policy)
-    def seed(self, seed: int) -> None:
-        self._policy.seed(seed)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
 
-    @override(Policy)
-    def needs_state(self) -> bool:
-        return self._policy.needs_state()
-
-    @override(Policy)
-    def needs_env(self) -> bool:
-        return self._policy.needs_env()
-
-    @override(Policy)
     def compute_action(self, *args: Any, **kwargs: Any) -> Any:
         if self.seconds and time.monotonic() > self._deadline:
             raise BudgetSpentError
@@ -673,7 +660,7 @@ class ImproveRunner(runners.EvaluationRunner):
         :raises BudgetSpentError: Fewer fit into the time.
         """
         start, found = time.monotonic(), list[dict[str, float]]()
-        timed = _TimedPolicy(policy, start + seconds)
+        timed: Any = _TimedPolicy(policy, start + seconds)
         ends: list[tuple[float, int, float]] = []
         with Progress(len(seeds), name) as progress:
 
@@ -776,11 +763,11 @@ class ImproveRunner(runners.EvaluationRunner):
         policy = self._rollout_policy(rung, scenarios)
         env = rung.make_env()
         policy.bind(env)
-        timed = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
+        timed: Any = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
         with suppress(BudgetSpentError):
             runners.played_measures(env, timed, self._episode_seeds[:2], self.deterministic, lambda: None)
         policy.close()
-        return sum(timed.seconds) / max(1, len(timed.seconds))
+        return float(sum(timed.seconds)) / max(1, len(timed.seconds))
 
     @property
     def _project(self) -> Path:
@@ -832,9 +819,7 @@ def improve(
 
     known = [each.name for each in fields(ImproveRunner) if each.init and each.name not in _OF_CALL]
     check_names("improve", settings, known)
-    policy = (
-        {TARGET_KEY: f"{heuristic.__module__}.{heuristic.__qualname__}"} if isinstance(heuristic, type) else heuristic
-    )
+    policy = {TARGET_KEY: path_of(heuristic)} if isinstance(heuristic, type) else heuristic
     runner = ImproveRunner(policy=policy, budget=budget_s, context=context, **settings)
     run.run_in_environment(runner, claim_directory(run.prepare() / DIRECTORY).path)
     return runner.improvement

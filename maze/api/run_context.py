@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import closing
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
-from omegaconf import DictConfig
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze.api.config_auditor import ConfigurationAuditor
-from maze.api.config_loader import ConfigurationLoader, LoadedRun
+from maze.api.config_loader import WEIGHTS, ConfigurationLoader, LoadedRun
 from maze.api.training_run import Evaluation, RunResult, TrainingRun, roll_out
-from maze.api.utils import InvalidSpecificationError, RunMode, output
+from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode, hydra_session, output
+from maze.cli.run_directory import claim_directory
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
-from maze.core.utils.files import is_url, local_copy, working_copy
+from maze.core.utils.files import is_url, local_copy, working_copy, write_whole
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.stored_config import STORED_CONFIG, StoredRun, chosen_options
+from maze.report.run_page import RESULTS_FILE
 
 if TYPE_CHECKING:
     import gymnasium
@@ -41,13 +51,13 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 ROLLOUT_DIR = "rollout"
 """Directory of rollouts, in that of the training run."""
 
 ROLLOUT_RUNNER = "sequential"
 _SECTIONS = ("env", "wrappers", "model")
-_WEIGHTS = ("state_dict.pt", "latest.pt")
 _OPTION = re.compile(r"[\w-]+(/[\w-]+)*")
 
 
@@ -196,10 +206,8 @@ class RunContext:
         """
         runs = self._trained("train")
         if self._is_multirun:
-            from maze.api.multirun import train_all
-
-            numbers = {} if n_steps is None else {"n_steps": n_steps}
-            train_all(runs, self._launcher, self._requested_dir is not None, n_epochs, {**numbers, **train_kwargs})
+            given = {"n_epochs": n_epochs, "n_steps": n_steps, **train_kwargs}
+            _train_all(runs, self._launcher, self._requested_dir is not None, given)
         else:
             runs[0].train(n_epochs, n_steps, **train_kwargs)
         return self.results
@@ -391,9 +399,7 @@ class RunContext:
 
     def results_frame(self) -> pd.DataFrame:
         """Return the results as a table with a row for each run."""
-        from maze.api.multirun import results_frame
-
-        return results_frame([run.result for run in self._trained("results_frame")])
+        return _results_frame([run.result for run in self._trained("results_frame")])
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
@@ -451,10 +457,10 @@ def _stored_arguments(
     """
     stored = StoredRun(run.absolute(), trusted_packages)
     directory = stored.directory
-    if not (directory / STORED_CONFIG).is_file() or not any((directory / name).is_file() for name in _WEIGHTS):
+    if not (directory / STORED_CONFIG).is_file() or not any((directory / name).is_file() for name in WEIGHTS):
         raise InvalidSpecificationError(
             f"load: {run} is not the directory of a training run: expected {STORED_CONFIG.as_posix()} and "
-            f"{_WEIGHTS[0]} in it. maze-run --runs lists the runs below outputs."
+            f"{WEIGHTS[0]} in it. maze-run --runs lists the runs below outputs."
         )
     arguments = dict(given)
     wanted = [section for section in _SECTIONS if section not in given]
@@ -500,3 +506,122 @@ def _values(run: StoredRun, section: str, replaced: Set[str], are_choices: bool)
 def _close(runs: Sequence[TrainingRun]) -> None:
     for run in runs:
         run.close()
+
+
+# -- several runs, sequentially or by a launcher of Hydra --------------------------------------------------------------
+
+# Fields of a result that are the index of its row, separate columns, or a table.
+_NO_COLUMNS = ("number", "overrides", "epochs")
+
+_IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+
+
+def _train_all(
+    runs: Sequence[TrainingRun], launcher: Launcher | None, keeps_directory: bool, train_kwargs: Mapping[str, Any]
+) -> None:
+    """Train all runs; failed runs do not stop the others.
+
+    :param runs: The runs.
+    :param launcher: Starts them; `None`: the configured one.
+    :param keeps_directory: Work in the configured directory, even if an earlier multirun has used it.
+    :param train_kwargs: Arguments of `train`.
+    :raises RunContextError: Runs have failed; the others have been trained.
+    """
+    for run in runs:
+        run.require_trainable()
+    base = runs[0].loaded.workdir.parent
+    if not keeps_directory:
+        base = claim_directory(base).path
+        for run in runs:
+            run.loaded = replace(run.loaded, workdir=base / run.loaded.workdir.name)
+    target = OmegaConf.select(runs[0].loaded.hydra, "hydra.launcher._target_")
+    first_error: BaseException | None = None
+    if launcher is not None or target != _IN_PROCESS:
+        first_error = _launch(runs, launcher, base, train_kwargs)
+    else:
+        for run in runs:
+            try:
+                run.train(**train_kwargs)
+            except Exception as error:  # noqa: PERF203 (the other runs are trained)
+                logger.error("Run %d failed: %s", run.loaded.number, error)
+                run.note_failure(error)
+                first_error = first_error or error
+            finally:
+                run.release()
+    _report(base, [run.result for run in runs], runs[0].silent)
+    if failed := [str(run.loaded.number) for run in runs if run.result.status == "failed"]:
+        raise RunContextError(
+            f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed)}); see `results`. The first "
+            f"error: {first_error}"
+        ) from first_error
+
+
+def _report(directory: Path, results: Sequence[RunResult], silent: bool) -> None:
+    """Write and print the table of results."""
+    frame = _results_frame(results)
+    write_whole(directory / RESULTS_FILE, frame.to_csv())
+    with output(silent):
+        print(frame.to_string(), flush=True)
+
+
+def _results_frame(results: Sequence[RunResult]) -> pd.DataFrame:
+    """Return a row for each run, indexed by its number; values that distinguish the runs come first."""
+    import pandas as pd
+
+    swept = list(dict.fromkeys(key for result in results for key in result.overrides))
+    others = [field.name for field in fields(RunResult) if field.name not in _NO_COLUMNS]
+    rows = [
+        {**{key: result.overrides.get(key) for key in swept}, **{name: getattr(result, name) for name in others}}
+        for result in results
+    ]
+    index = pd.Index([result.number for result in results], name="run")
+    frame: pd.DataFrame = pd.DataFrame(rows, index=index, columns=[*swept, *others])
+    return frame
+
+
+def _launch(
+    runs: Sequence[TrainingRun], launcher: Launcher | None, base: Path, train_kwargs: Mapping[str, Any]
+) -> BaseException | None:
+    """Run the jobs with a launcher of Hydra.
+
+    :return: The first error.
+    """
+    from hydra._internal.callbacks import Callbacks
+
+    from maze.cli.launchers import outcome
+
+    master: DictConfig = runs[0].loaded.hydra
+    with read_write(master.hydra), open_dict(master.hydra):
+        master.hydra.sweep.dir = str(base)
+        master.hydra.hydra_logging = {"version": 1, "root": None}  # the process keeps its own
+    job = partial(_train_job, [run.loaded for run in runs], runs[0].project, runs[0].silent, train_kwargs)
+    with hydra_session():
+        context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
+        if launcher is None:
+            launcher = Plugins.instance().instantiate_launcher(context, job, master)
+        else:
+            launcher.setup(hydra_context=context, task_function=job, config=master)
+        HydraConfig.instance().set_config(master)
+        texts = [[text for text in run.loaded.arguments[2:] if not text.startswith("hydra/launcher=")] for run in runs]
+        returns = launcher.launch(texts, initial_job_idx=0)
+    first_error: BaseException | None = None
+    for run, returned in zip(runs, returns, strict=True):
+        if isinstance(found := outcome(returned), BaseException):
+            run.note_failure(found)
+            first_error = first_error or found
+        else:
+            run.take_over(found)
+    return first_error
+
+
+def _train_job(
+    runs: Sequence[LoadedRun], project: Path, silent: bool, kwargs: Mapping[str, Any], cfg: Any
+) -> RunResult:
+    """Train the run with Hydra's job number, possibly in another process, as the task of a launcher.
+
+    The configuration that Hydra composes there is not used: it lacks the inserted objects.
+    """
+    run = TrainingRun(runs[int(HydraConfig.get().job.num)], project, keeps_directory=True, silent=silent)
+    with closing(run):
+        run.train(**kwargs)
+        return run.result

@@ -409,7 +409,7 @@ class TrainingRun:
 
     def _write_run_info(self, directory: Path) -> None:
         if self.verbose == EVERYTHING:
-            print(run_summary.config_as_yaml(self.cfg), flush=True)
+            print(config_to_yaml(self.cfg, sort_keys=True), flush=True)
         print(run_summary.beginning(directory, self.project), flush=True)
         arguments = list(self.loaded.arguments)
         run_summary.write_run_info(directory, self.cfg, self.project, arguments)
@@ -520,8 +520,6 @@ def _connect(evaluator: RolloutEvaluator, runner: Any) -> None:
 
 # -- rollouts and their statistics -------------------------------------------------------------------------------------
 
-INDEX = ("interface", "event", "statistic")
-
 
 class Evaluation(dict[log_stats.LogStatsKey, Any]):
     """Statistics of an evaluation, by their keys; shown as one line of means."""
@@ -613,7 +611,7 @@ def statistics_frame(stats: log_stats.LogStats) -> pd.DataFrame:
     """
     import pandas as pd
 
-    index = list(INDEX)
+    index = ["interface", "event", "statistic"]
     rows = [(*name_parts(key), _value(value)) for key, value in stats.items()]
     table: pd.DataFrame = pd.DataFrame(rows, columns=[*index, "value"], dtype=object).set_index(index).sort_index()
     return table

@@ -47,16 +47,13 @@ def check_names(call: str, given: Iterable[str], known: Collection[str]) -> None
             raise InvalidSpecificationError(f"{call}: {name}: unknown argument.{hint} Known: {', '.join(known)}.")
 
 
-CONFIG_MODULE = "maze.conf"
-
-
 @contextmanager
 def hydra_session() -> Iterator[None]:
     """Return a context in which configurations can be composed, also within a run of Hydra."""
     outer_hydra, outer_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().hydra = None
     try:
-        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        with initialize_config_module("maze.conf", version_base="1.3"):
             yield
     finally:
         GlobalHydra.instance().hydra = outer_hydra

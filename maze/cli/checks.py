@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from maze.cli.hydra_setup import UsageError
 from maze.console.runs import SHORT
 from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.minari_data import PREFIX as MINARI
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.files import local_copy
 from maze.train.trainers.common.config_classes import algorithm_class
@@ -23,6 +24,11 @@ _FILES = (
     "env.instances",
     "algorithm.rollout_evaluator.instances",
 )
+_DATA = (
+    "runner.dataset.dir_or_file",
+    "runner.dataset.input_data",
+    "runner.initial_demonstration_trajectories.input_data",
+)
 
 
 def complete(cfg: DictConfig, project: Path) -> list[str]:
@@ -30,14 +36,14 @@ def complete(cfg: DictConfig, project: Path) -> list[str]:
     distributions, and verbosity.
 
     :param project: Directory that relative paths refer to.
-    :return: Keys of policy, environment and evaluator whose files now have absolute paths.
+    :return: Keys of files that now have absolute paths.
     """
     with open_dict(cfg):
         if "verbose" not in cfg:  # root configurations of users
             cfg.verbose = SHORT
         if cfg.get("input_dir"):
             cfg.input_dir = str(project / local_copy(str(cfg.input_dir), "input_dir"))
-        named = [key for key in _FILES if _name_file(cfg, key, project)]
+        named = [key for key in (*_FILES, *_DATA) if _name_files(cfg, key, project)]
         model = cfg.get("model")
         if isinstance(model, DictConfig) and "_target_" in model:  # RLlib's own models have no such critic
             if "critic" not in model or OmegaConf.is_interpolation(model, "critic"):
@@ -47,15 +53,24 @@ def complete(cfg: DictConfig, project: Path) -> list[str]:
     return named
 
 
-def _name_file(cfg: DictConfig, key: str, project: Path) -> bool:
-    """Make the path of a file absolute, if it is in the project's directory; return whether it was relative."""
+def _name_files(cfg: DictConfig, key: str, project: Path) -> bool:
+    """Make a path, or a list of paths, absolute; return whether one was relative.
+
+    Runs change their working directory. Files that are not in the project's directory may be in that of an earlier run,
+    and remain relative; data are always in the project's.
+    """
     section = OmegaConf.select(cfg, key.rpartition(".")[0])
-    name = OmegaConf.select(cfg, key) if isinstance(section, DictConfig) else None
-    path = project / name if isinstance(name, str) else None
-    if path is None or not path.exists():
+    given = OmegaConf.select(cfg, key) if isinstance(section, DictConfig) else None
+
+    def absolute(name: Any) -> Any:
+        is_path = isinstance(name, str) and not name.startswith(MINARI)
+        return str((project / name).absolute()) if is_path and (key in _DATA or (project / name).exists()) else name
+
+    found = [absolute(name) for name in given] if isinstance(given, ListConfig) else absolute(given)
+    if found == given:
         return False
-    OmegaConf.update(cfg, key, str(path.absolute()))
-    return str(path.absolute()) != name
+    OmegaConf.update(cfg, key, found)
+    return True
 
 
 def _use_distributions_of_algorithm(cfg: DictConfig) -> None:

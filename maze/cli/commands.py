@@ -27,7 +27,7 @@ from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
 from maze.report.run_page import REPORT_FILE, ReportedRun, run_page, runs_page, trials_section
 from maze.serve.bundle import SHELF, PolicyBundle, shelf
-from maze.train.utils.run_process import RUNNING
+from maze.train.utils.run_process import RUNNING, read_record
 from maze.utils.tensorboard_reader import read_event_file
 
 # -- --info ------------------------------------------------------------------------------------------------------------
@@ -115,9 +115,7 @@ _READERS: tuple[tuple[str, Callable[[Path], object]], ...] = (
     ("trajectory_data/*.pkl", _read_verified),
     ("events.out.tfevents.*", _read_events),
     ("*.yaml", read_yaml),
-    ("versions.json", _read_json),
-    ("run.json", _read_json),
-    (run_summary.PROGRESS_OF_RLLIB, _read_json),
+    ("*.json", _read_json),
 )
 
 
@@ -172,7 +170,7 @@ def _reported(directory: Path) -> ReportedRun:
 
 
 def _state_of(directory: Path) -> str:
-    return str((run_summary.record_of(directory) or {}).get("state", ""))
+    return str((read_record(directory) or {}).get("state", ""))
 
 
 def _runs_in(directory: Path) -> list[Path]:

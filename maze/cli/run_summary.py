@@ -13,28 +13,31 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.algorithms import SHIPPED_ALGORITHMS
-from maze.cli.hydra_setup import UsageError, as_written
+from maze.cli.hydra_setup import SHIPPED_ALGORITHMS, UsageError, as_written
 from maze.cli.run_directory import environment_option
 from maze.console.runs import duration_text
 from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import config_to_yaml, gym_env_defaults, value_text
 from maze.core.utils.files import aligned, read_json_object, write_whole
-from maze.core.utils.stored_config import SPACES_FILE, chosen_options, own_packages, read_plain_yaml, trusted_here
-from maze.train.utils.run_process import ENDED, INTERRUPTED, read_record
+from maze.core.utils.stored_config import (
+    SPACES_FILE,
+    STORED_CONFIG,
+    chosen_options,
+    own_packages,
+    read_plain_yaml,
+    trusted_here,
+)
+from maze.report.progress import Progress, read_progress
+from maze.report.run_page import ReportWriter, RunFacts
+from maze.train.utils.run_process import ENDED, read_record
 from maze.utils.process import version_of
 
-if TYPE_CHECKING:
-    from maze.report.progress import Progress
-    from maze.report.run_page import ReportWriter, RunFacts
-
-PROGRESS_OF_RLLIB = "rllib_progress.json"
 # Options that configure all environments of a package.
 _BY_NAME = ("gym_env", "atari", "pettingzoo")
 _GROUPS = ("env", "wrappers", "model", "critic", "algorithm", "rllib/algorithm", "runner", "rllib/runner", "experiment")
@@ -47,8 +50,7 @@ TRUST = "--trust"
 FROM_PYTHON = "  # and, from Python, "
 """Begins the remark about parts of a run that are no text."""
 VERSIONS_FILE = "versions.json"
-HYDRA_CONFIG = Path(".hydra") / "config.yaml"
-_RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
+_RUN_FILES = (STORED_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 
 
 # -- files of a run ----------------------------------------------------------------------------------------------------
@@ -78,14 +80,6 @@ def installed_versions() -> dict[str, str | None]:
     return {**own, **{package: version_of(package) for package in PACKAGES}}
 
 
-def config_as_yaml(cfg: DictConfig) -> str:
-    """Return the composed configuration as YAML, interpolations unresolved, sorted by keys.
-
-    Objects among its values are described by class and arguments.
-    """
-    return config_to_yaml(cfg, sort_keys=True)
-
-
 def write_run_info(
     directory: Path,
     cfg: DictConfig,
@@ -102,12 +96,12 @@ def write_run_info(
     command = command_text(*(sys.argv[1:] if arguments is None else arguments))
     versions = {"versions": installed_versions(), "git": git_state(project)}
     for name, text in (
-        (CONFIG_FILE, config_as_yaml(cfg)),
+        (CONFIG_FILE, config_to_yaml(cfg, sort_keys=True)),
         (COMMAND_FILE, command + "\n"),
         (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
     ):
         write_whole(directory / name, text)
-    _correct(directory / ".hydra" / "config.yaml", cfg, taken_over)
+    _correct(directory / STORED_CONFIG, cfg, taken_over)
 
 
 def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
@@ -208,19 +202,10 @@ def algorithm_name(algorithm: Any, run: Path) -> str:
     return str(shipped or choices.get("algorithm") or choices.get("rllib/algorithm") or target or "?")
 
 
-def record_of(run: Path) -> Mapping[str, Any] | None:
-    """Return the recorded state of a training run, with Maze or RLlib; `None`: none so far."""
-    record = read_record(run)
-    if record is None and (progress := read_json_object(run / PROGRESS_OF_RLLIB)):
-        state = ENDED if progress.get("is_finished") else INTERRUPTED
-        return {"state": state, "epoch": progress.get("iteration"), "best_score": progress.get("best_score")}
-    return record
-
-
 def stored_overrides(directory: Path) -> list[str]:
     """Return the overrides of a run's command."""
     try:
-        overrides = yaml.safe_load(text_of(directory / HYDRA_CONFIG.parent / "overrides.yaml"))
+        overrides = yaml.safe_load(text_of(directory / STORED_CONFIG.parent / "overrides.yaml"))
     except yaml.YAMLError:
         return []
     return [str(override) for override in overrides] if isinstance(overrides, list) else []
@@ -305,9 +290,9 @@ def ending(directory: Path, project: Path, seconds: float, commands: Mapping[str
     :param commands: Commands by their purposes; `None`: those that use a training run.
     """
     lines = [f"Results are in {shown_path(directory, project)}."]
-    if (record := record_of(directory)) is not None:
+    if (record := read_record(directory)) is not None:
         verb = "Trained" if record.get("state") == ENDED else "Interrupted after"
-        lines.insert(0, f"{verb} {_done(directory, record)} in {duration_text(seconds)}{_best(record)}.")
+        lines.insert(0, f"{verb} {_done(record)} in {duration_text(seconds)}{_best(record)}.")
     if commands is None:
         commands = run_commands(directory, project) if (directory / "state_dict.pt").is_file() else {}
     if commands:
@@ -317,15 +302,15 @@ def ending(directory: Path, project: Path, seconds: float, commands: Mapping[str
 
 def progress_of(directory: Path) -> str:
     """Return state, progress and best score of a training run; empty: it has not trained so far."""
-    record = record_of(directory)
-    return "" if record is None else f"{record.get('state')}, {_done(directory, record)}{_best(record)}"
+    record = read_record(directory)
+    return "" if record is None else f"{record.get('state')}, {_done(record)}{_best(record)}"
 
 
-def _done(directory: Path, record: Mapping[str, Any]) -> str:
-    unit = "iteration" if read_record(directory) is None else "epoch"
-    epoch, n_steps = record.get("epoch"), record.get("n_env_steps")
+def _done(record: Mapping[str, Any]) -> str:
+    unit = "iteration" if "iteration" in record else "epoch"  # RLlib counts iterations
+    number, n_steps = record.get(unit), record.get("n_env_steps")
     steps = f", {n_steps:,} environment steps" if isinstance(n_steps, int) and n_steps else ""
-    return f"{epoch} {unit}{'' if epoch == 1 else 's'}{steps}"
+    return f"{number} {unit}{'' if number == 1 else 's'}{steps}"
 
 
 def _best(record: Mapping[str, Any]) -> str:
@@ -344,15 +329,11 @@ def report_writer(directory: Path, project: Path) -> ReportWriter:
     :param directory: Directory of the run, with its configuration and command.
     :param project: Working directory of the command; the commands in the report refer to it.
     """
-    from maze.report.run_page import ReportWriter
-
     return ReportWriter(directory, facts_of(directory, project), _resumed(directory))
 
 
 def _resumed(directory: Path) -> Progress | None:
     """Return the statistics of the run that this one resumes, if any."""
-    from maze.report.progress import read_progress
-
     cfg = read_plain_yaml(directory / CONFIG_FILE)
     if not cfg.get("resume") or not cfg.get("input_dir"):
         return None
@@ -368,8 +349,6 @@ def facts_of(directory: Path, project: Path) -> RunFacts:
     :param directory: Directory of the run.
     :param project: Working directory of the commands.
     """
-    from maze.report.run_page import RunFacts
-
     directory = directory.absolute()
     cfg = read_plain_yaml(directory / CONFIG_FILE)
     command = directory / COMMAND_FILE
@@ -429,7 +408,7 @@ def print_runs(arguments: Sequence[str]) -> int:
 
 
 def _listed(run: Path, cfg: Mapping[str, Any]) -> tuple[str, ...]:
-    record = record_of(run) or {"state": "starting"}
+    record = read_record(run) or {"state": "starting"}
     steps, score = record.get("n_env_steps"), record.get("best_score")
     broken = f" (broken by {record['violation']:.3g})" if record.get("violation") else ""
     return (

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from maze.cli.hydra_setup import GATE, UsageError, changed_wrappers, is_gate
+from maze.cli.hydra_setup import GATE, FlagParser, UsageError, changed_wrappers, is_gate
 from maze.cli.run_summary import CONFIG_FILE, TRUST, algorithm_name
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.rollout.recording import TRAJECTORY_DIR
@@ -112,20 +112,15 @@ def split_trust(command: Sequence[str]) -> tuple[list[str], list[str]]:
     :return: The other arguments, and the packages.
     :raises UsageError: A package is missing, or cannot be trusted.
     """
-    rest: list[str] = []
-    packages: list[str] = []
-    arguments = iter(command)
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if option != TRUST:
-            rest.append(argument)
-            continue
-        for package in (value if equals else next(arguments, "")).split(","):
-            if not package.isidentifier() or package in NEVER_WHOLE:
-                raise UsageError(
-                    f"{TRUST}: expected the name of your own package, such as {TRUST} my_project, found {package!r}."
-                )
-            packages.append(package)
+    parser = FlagParser(TRUST, "Trust your own packages.", add_help=False)
+    parser.add_argument(TRUST, action="append", default=[], dest="names", metavar="package")
+    chosen, rest = parser.parse_known_args(command)
+    packages = [package for names in chosen.names for package in names.split(",")]
+    for package in packages:
+        if not package.isidentifier() or package in NEVER_WHOLE:
+            raise UsageError(
+                f"{TRUST}: expected the name of your own package, such as {TRUST} my_project, found {package!r}."
+            )
     return rest, packages
 
 

@@ -74,6 +74,15 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def text_of(error: BaseException) -> str:
+    """Return type and message of an error."""
+    try:
+        message = str(error)
+    except Exception as second:  # a user's __str__
+        message = f"<its message cannot be shown: {type(second).__name__}>"
+    return f"{type(error).__name__}: {message}".rstrip(".: ")
+
+
 def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> ConfigError:
     """Build an error that names the unknown key, the known ones and the closest of them.
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.context import CONTEXT
-from maze.core.log_stats.log_stats import LogStats
+from maze.core.log_stats.log_stats import LogStats, LogStatsKey
 from maze.core.utils.files import aligned, csv_text
-from maze.report.estimates import Estimate, Values, iqm_interval, mean_interval, quantile_interval, tail_contributions
+from maze.core.utils.stats_utils import Estimate, iqm_interval, mean_interval, quantile_interval, tail_contributions
 from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
 RETURN, LENGTH = "return", "steps"
@@ -32,7 +32,7 @@ class PlayedEpisodes:
     """
 
     name: str
-    measures: Mapping[str, Values]
+    measures: Mapping[str, np.ndarray]
 
     @classmethod
     def of(cls, name: str, runs: Sequence[Sequence[Mapping[str, float]]]) -> PlayedEpisodes:
@@ -85,8 +85,8 @@ class Comparison:
     """Comparison of policies on the same episodes.
 
     Intervals cover the variation over episodes and, for policies with several runs, over runs; see
-    :mod:`maze.report.estimates`. The same episodes for all policies (common random numbers) reduce the variance of the
-    differences.
+    :mod:`maze.core.utils.stats_utils`. The same episodes for all policies (common random numbers) reduce the variance
+    of the differences.
 
     :param played: Measures of the policies in the same episodes; the first policy is the reference.
     :param minimized: Measures for which less is better.
@@ -208,7 +208,7 @@ def _estimates_csv(
     return csv_text(lines)
 
 
-def _improvement(ours: Values, theirs: Values) -> Estimate:
+def _improvement(ours: np.ndarray, theirs: np.ndarray) -> Estimate:
     """Estimate the probability that ours is better in an episode, over all pairs of runs; ties count half."""
     pairs = (ours[:, np.newaxis] > theirs) + 0.5 * (ours[:, np.newaxis] == theirs)
     pairs[np.isnan(ours[:, np.newaxis]) | np.isnan(theirs)] = np.nan  # neither better nor worse
@@ -230,14 +230,10 @@ def measures_of(stats: LogStats) -> dict[str, float]:
     :param stats: Statistics on the level of episodes.
     :return: Numbers by :data:`RETURN`, :data:`LENGTH` (environment steps) and names of KPIs.
     """
-    measures: dict[str, float] = {}
-    kpis: dict[str, float] = {}
-    for key, value in stats.items():
-        if key.event is BaseEnvEvents.reward and key.output_name in ("sum", "count"):
-            measures[RETURN if key.output_name == "sum" else LENGTH] = float(value)
-        elif key.event is BaseEnvEvents.kpi and key.group:
-            kpis[str(key.group[0])] = float(value)
-    return {**dict(sorted(measures.items())), **kpis}
+    of_reward = {RETURN: "sum", LENGTH: "count"}
+    measures = {name: float(stats[LogStatsKey(BaseEnvEvents.reward, it, None)]) for name, it in of_reward.items()}
+    kpis = ((key.group, value) for key, value in stats.items() if key.event is BaseEnvEvents.kpi)
+    return {**measures, **{str(group[0]): float(value) for group, value in kpis if group}}
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -265,13 +261,11 @@ def comparison_page(comparison: Comparison, written: datetime, further: Sequence
 
 
 def _overview(comparison: Comparison) -> str:
-    rows: list[list[Cell]] = []
-    for played in comparison.played:
-        row: list[Cell] = [played.name]
-        for measure in comparison.measures:
-            found = next(each for each in comparison.rows_of(measure) if each.policy == played.name)
-            row.append(MarkedNumber(found.mean.value, _verdict(comparison, found)))
-        rows.append(row)
+    of_policies = zip(*map(comparison.rows_of, comparison.measures), strict=True)
+    rows: list[list[Cell]] = [
+        [found[0].policy, *(MarkedNumber(each.mean.value, _verdict(comparison, each)) for each in found)]
+        for found in of_policies
+    ]
     marks = "▲ better, ▼ worse, * different from the first policy: the interval of the difference excludes 0"
     return table(["policy", *comparison.measures], rows, f"Means over episodes; {marks}")
 
@@ -322,7 +316,7 @@ def _range_text(estimate: Estimate) -> str:
 
 
 def intervals_figure(
-    title: str, rows: Sequence[tuple[str, Estimate]], dots: Sequence[Values], line: float | None
+    title: str, rows: Sequence[tuple[str, Estimate]], dots: Sequence[np.ndarray], line: float | None
 ) -> str:
     """Draw a row for each estimate: its interval as a bar, and single values as dots.
 

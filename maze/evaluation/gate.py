@@ -6,22 +6,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import DictConfig
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
 from maze.core.utils.config_utils import number
 from maze.core.utils.files import aligned
+from maze.core.utils.stats_utils import Estimate, episodes_to_see, mean_interval, tail_contributions, unseen_share
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
 from maze.evaluation.runners import ComparisonRunner, goals_of
-from maze.report import estimates
 from maze.report.page import Page, fact_list, number_text, page_section, table
 from maze.runner import Runner
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 MORE, LESS, NONE = "more", "less", "none"
 """Goals of a measure."""
@@ -50,7 +48,7 @@ class Threshold:
     margin: float = MARGIN
     absolute_margin: float | None = None
     limit: float | None = None
-    range: estimates.Bounds | None = None
+    range: tuple[float, float] | None = None
 
     def tolerated(self, baseline: float) -> float:
         """Return the margin in units of the measure.
@@ -134,7 +132,7 @@ def with_tails(played: PlayedEpisodes, level: float, thresholds: Mapping[str, Th
     for name, values in played.measures.items():
         if (threshold := thresholds.get(tail_name(name))) is not None:
             sign = 1.0 if threshold.goal == MORE else -1.0
-            tails[tail_name(name)] = sign * estimates.tail_contributions(sign * values, level)
+            tails[tail_name(name)] = sign * tail_contributions(sign * values, level)
     return replace(played, measures={**played.measures, **tails})
 
 
@@ -189,23 +187,23 @@ class Judged(NamedTuple):
 
     measure: str
     threshold: Threshold | None
-    baseline: estimates.Estimate
-    candidate: estimates.Estimate
-    difference: estimates.Estimate
+    baseline: Estimate
+    candidate: Estimate
+    difference: Estimate
     tolerated: float
-    reserve: estimates.Estimate | None
+    reserve: Estimate | None
     result: str
     keeps_limit: str
 
     @property
     def passes(self) -> bool:
         """Whether the measure passes or is not judged."""
-        return self.result in (PASSED, NOT_JUDGED) and self.keeps_limit == PASSED
+        return self.verdict in (PASSED, NOT_JUDGED)
 
     @property
     def verdict(self) -> str:
         """The result for reports."""
-        if self.result in (PASSED, NOT_JUDGED) and self.keeps_limit != PASSED:
+        if self.result == PASSED and self.keeps_limit != PASSED:
             return "beyond the limit" if self.keeps_limit == WORSE else "limit undecided"
         return self.result
 
@@ -217,7 +215,7 @@ class Gate:
     A measure passes if the whole 95 % interval of its reserve (difference plus margin) is not negative (Piaggio et al.
     2012). In simulations, a candidate exactly at the margin passes in at most 3 % of cases with normal noise and 5 %
     with heavy tails. All measures have to pass, so further measures never make the gate more lenient. Assumptions:
-    :mod:`maze.report.estimates`.
+    :mod:`maze.core.utils.stats_utils`.
 
     :param baseline: Measures of the baseline.
     :param candidate: Measures of the candidate, in the same episodes.
@@ -283,27 +281,27 @@ class Gate:
         if threshold.limit is not None:
             sign = 1.0 if threshold.goal == MORE else -1.0
             bounds = None if threshold.range is None else _range_of([sign * end for end in threshold.range])
-            found = estimates.mean_interval(sign * self.candidate.measures[measure], bounds=bounds)
-            keeps_limit = _result(estimates.Estimate.of(found), sign * threshold.limit - rounding)
+            found = mean_interval(sign * self.candidate.measures[measure], bounds=bounds)
+            keeps_limit = _result(Estimate.of(found), sign * threshold.limit - rounding)
         return Judged(*facts, threshold.tolerated(baseline.mean.value), reserve, result, keeps_limit)
 
-    def _reserve(self, measure: str, threshold: Threshold) -> estimates.Estimate:
+    def _reserve(self, measure: str, threshold: Threshold) -> Estimate:
         """Estimate the reserve."""
         ours, theirs = self.candidate.measures[measure], self.baseline.measures[measure]
         sign, ends = 1.0 if threshold.goal == MORE else -1.0, threshold.range or ()
 
-        def oriented(their_factor: float) -> estimates.Estimate:
+        def oriented(their_factor: float) -> Estimate:
             """Estimate the difference from a multiple of the baseline, in the direction of the goal."""
             differences = [sign * our - their_factor * their for our in ends for their in ends]
             bounds = _range_of(differences) if differences else None
-            return estimates.Estimate.of(estimates.mean_interval(sign * ours, their_factor * theirs, bounds))
+            return Estimate.of(mean_interval(sign * ours, their_factor * theirs, bounds))
 
         share = 0.0 if threshold.absolute_margin is not None else threshold.margin * math.copysign(1.0, theirs.mean())
         found = oriented(sign - share)
         if share and threshold.margin > 0:
             # A relative margin is never negative, even if the mean is uncertain.
             found = found.at_least(oriented(sign).low)
-        return estimates.Estimate(*(end + (threshold.absolute_margin or 0.0) for end in found))
+        return Estimate(*(end + (threshold.absolute_margin or 0.0) for end in found))
 
     # -- reports ----------------------------------------------------------------------------------------------------
 
@@ -344,8 +342,8 @@ class Gate:
             )
         if any(threshold.range is None for threshold in self.thresholds.values()):
             yield (
-                f"Losses in fewer than {estimates.unseen_share(n_episodes):.2g} of the episodes may be missing in "
-                f"these {n_episodes:,}; one in a thousand needs {estimates.episodes_to_see(0.001):,} to occur (97.5 %)."
+                f"Losses in fewer than {unseen_share(n_episodes):.2g} of the episodes may be missing in these "
+                f"{n_episodes:,}; one in a thousand needs {episodes_to_see(0.001):,} to occur (97.5 %)."
             )
 
     def text(self) -> str:
@@ -369,11 +367,11 @@ HOW_IT_IS_JUDGED = (
 )
 
 
-def _range_of(ends: Sequence[float]) -> estimates.Bounds:
+def _range_of(ends: Sequence[float]) -> tuple[float, float]:
     return min(ends), max(ends)
 
 
-def _result(estimate: estimates.Estimate, bound: float) -> str:
+def _result(estimate: Estimate, bound: float) -> str:
     """Compare an interval with a bound; NaN is undecided."""
     if estimate.low >= bound:
         return PASSED
@@ -388,7 +386,7 @@ def _tolerated(each: Judged) -> str:
     return f"{bound:+.5g}{limit}"
 
 
-def _bounds(where: str, value: Any) -> estimates.Bounds:
+def _bounds(where: str, value: Any) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise ConfigError(f"{where}: expected the smallest and the largest value, such as [0, 500], found {value!r}.")
     low, high = (number(where, end) for end in value)

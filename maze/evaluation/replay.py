@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,13 +64,8 @@ def replayed_rewards(episode: StateTrajectoryRecord, reward_aggregator: RewardAg
         for event in _events(record):
             pubsub.notify_event(event)
         following = episode.step_records[min(step + 1, len(episode.step_records) - 1)]
-        try:
+        with _errors_named("reward_aggregator", aggregator, f"in step {step} of", episode):
             rewards.append(float(np.sum(aggregator.summarize_reward(following.maze_state))))
-        except Exception as error:  # a user's code
-            raise ConfigError(
-                f"reward_aggregator: {type(aggregator).__name__} raised {type(error).__name__}: {error} in step {step} "
-                f"of the recorded episode {episode.id}."
-            ) from error
     return rewards
 
 
@@ -91,14 +87,19 @@ def replayed_measures(
         of_reward = EventRecord(BaseEnvEvents, BaseEnvEvents.reward, {"value": reward})
         events = EventCollection([of_reward, *_events(record)])
         log.step_event_logs.append(StepEventLog(step if record.env_time is None else record.env_time, events))
-    try:
+    with _errors_named("kpi_calculator", kpi_calculator, "for", episode):
         kpis = copy.deepcopy(kpi_calculator).calculate_kpis(log, episode.step_records[-1].maze_state)
-    except Exception as error:  # a user's code
-        raise ConfigError(
-            f"kpi_calculator: {type(kpi_calculator).__name__} raised {type(error).__name__}: {error} for the recorded "
-            f"episode {episode.id}."
-        ) from error
     return {**measures, **{str(name): float(value) for name, value in kpis.items()}}
+
+
+@contextmanager
+def _errors_named(key: str, component: object, where: str, episode: StateTrajectoryRecord) -> Iterator[None]:
+    """Return a context that names a component of the user in its errors."""
+    try:
+        yield
+    except Exception as error:
+        what = f"{key}: {type(component).__name__} raised {type(error).__name__}: {error}"
+        raise ConfigError(f"{what} {where} the recorded episode {episode.id}.") from error
 
 
 class RewardReplay(NamedTuple):

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from omegaconf import DictConfig
 
 from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
@@ -32,8 +34,8 @@ from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigTy
 from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze.core.wrappers.recording_wrapper import with_frames
-from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
+from maze.core.wrappers.trajectory_recording_wrapper import with_frames
+from maze.core.wrappers.wrapper import RewardWrapper
 from maze.evaluation.comparison import (
     RETURN,
     Comparison,
@@ -47,11 +49,9 @@ from maze.evaluation.comparison import (
 )
 from maze.evaluation.inspection import inspected_episode
 from maze.evaluation.replay import reward_replay, what_if
+from maze.planning.branches import stack_of
 from maze.report.page import Page
 from maze.runner import Runner
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 COMPARISON_FILE, EPISODES_FILE, PAGE_FILE = "comparison.csv", "episodes.csv", "report.html"
 CONTEXTS_FILE, TAILS_FILE = "contexts.csv", "tails.csv"
@@ -389,18 +389,14 @@ class ReplayRunner(EvaluationRunner):
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
-        env: Any = None
-        if self._cfg.get("env"):
-            env, _ = self.built({"policy": ANY_POLICY, "input_dir": self.input_dir})
-        try:
+        entry = {"policy": ANY_POLICY, "input_dir": self.input_dir}
+        with ExitStack() as stack:
+            env = self.opened(entry, stack)[0] if self._cfg.get("env") else None
             episodes = self._episodes(env)
             if self.reward_aggregator is not None or self.kpi_calculator is not None:
                 self._replay_rewards(episodes, env)
             if self._change.get("step") is not None:
                 self._what_if(episodes, env)
-        finally:
-            if env is not None:
-                env.close()
 
     def _episodes(self, env: MazeEnv[Any] | None) -> list[StateTrajectoryRecord]:
         episodes: list[StateTrajectoryRecord] = []
@@ -552,12 +548,11 @@ def write_files(files: Mapping[str, str]) -> None:
 def reward_wrappers(env: Any) -> list[str]:
     """Describe the reward wrappers of an environment, innermost first; returns are comparable if they are equal."""
     found: list[str] = []
-    while issubclass(type(env), Wrapper):
-        if issubclass(type(env), RewardWrapper):
-            settings = {name: value for name, value in vars(env).items() if isinstance(value, (int, float, str))}
+    for layer in reversed(stack_of(env)):
+        if issubclass(type(layer), RewardWrapper):
+            settings = {name: value for name, value in vars(layer).items() if isinstance(value, (int, float, str))}
             shown = ", ".join(f"{name}={value!r}" for name, value in settings.items() if not name.startswith("_"))
-            found.insert(0, f"{type(env).__name__}({shown})")
-        env = env.env
+            found.append(f"{type(layer).__name__}({shown})")
     return found
 
 

@@ -85,7 +85,7 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         """
         observation, reward, done, info = self.maze_env.step(action)
         truncated = is_truncated(done, info)
-        return self._observation(observation), float(reward), bool(done) and not truncated, truncated, info
+        return self._observation(observation), float(reward), bool(done) and not truncated, truncated, info or {}
 
     def render(self) -> Any:
         """Draw the current state: pixels for "rgb_array", a window for "human"."""

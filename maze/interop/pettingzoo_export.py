@@ -66,13 +66,16 @@ class MazeAECEnv(AECEnv):
         self.agents = []
         self._heads: dict[StepKeyType, str] = {}
         self._action_spaces: dict[StepKeyType, spaces.Space[Any]] = {}
-        for key, space in env.action_spaces_dict.items():
+        # wrappers may have replaced dictionary spaces
+        action_spaces: Mapping[StepKeyType, spaces.Space[Any]] = env.action_spaces_dict
+        observation_spaces: Mapping[StepKeyType, spaces.Space[Any]] = env.observation_spaces_dict
+        for key, space in action_spaces.items():
             self._action_spaces[key] = space
             if isinstance(space, spaces.Dict) and len(space.spaces) == 1:
                 ((self._heads[key], self._action_spaces[key]),) = space.spaces.items()
         self._masks: dict[StepKeyType, dict[str, str]] = {}
         heads = dict_spaces(env, "action_spaces_dict")
-        for key, space in env.observation_spaces_dict.items():
+        for key, space in observation_spaces.items():
             masks = mask_heads(space, heads[key]) if isinstance(space, spaces.Dict) else {}
             self._masks[key] = {head: mask for mask, head in masks.items()}
         self._discrete = {key: discrete_keys(space) for key, space in env.observation_spaces_dict.items()}
@@ -139,7 +142,7 @@ class MazeAECEnv(AECEnv):
                     if name in self.rewards:
                         self.rewards[name] += float(earned)
             self._pending = 0.0
-        left = [self._order[-1 - ago] for ago in info.get(ACTORS_DONE_KEY, ()) if ago < len(self._order)]
+        left = [self._order[-1 - ago] for ago in (info or {}).get(ACTORS_DONE_KEY, ()) if ago < len(self._order)]
         if self.maze_env.is_actor_done():
             left.append(agent)
         self.terminations.update({name: True for name in left if name in self.terminations})

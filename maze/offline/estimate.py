@@ -30,8 +30,8 @@ from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.core.utils.config_utils import number, whole_number
+from maze.core.utils.stats_utils import Estimate
 from maze.offline.fitted_q import FittedQConfig, FittedValues, fit_q
-from maze.report.estimates import Estimate
 
 BEHAVIOUR = "behaviour"
 """Row of a table with the return of the logged episodes themselves."""

@@ -21,11 +21,11 @@ from maze.core.trajectory_recording.records.trajectory_record import SpacesTraje
 from maze.core.utils.config_utils import number
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import aligned, csv_text
+from maze.core.utils.stats_utils import Estimate, t_interval
 from maze.evaluation import runners
 from maze.evaluation.comparison import intervals_figure
 from maze.offline import estimate
 from maze.offline.action_probabilities import cloned_propensities
-from maze.report.estimates import Estimate, t_interval
 from maze.report.page import Page, fact_list, page_section, table
 from maze.runner import Runner
 from maze.utils.process import use_one_thread

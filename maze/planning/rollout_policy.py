@@ -10,7 +10,7 @@ import time
 import warnings
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -44,10 +44,7 @@ Value = Callable[[branches.Group], np.ndarray]
 """Estimate of the return after the horizon for a group of branches, `[n_rows]`."""
 
 
-Event = TypeVar("Event", bound=Callable[..., None])
-
-
-def _summed(event: Event) -> Event:
+def _summed(event: Callable[..., None]) -> Callable[..., None]:
     """Add up an event in each episode."""
     event = define_episode_stats(sum)(define_step_stats(sum)(event))
     return define_epoch_stats(np.mean, output_name="mean_per_episode")(event)

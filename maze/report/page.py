@@ -53,15 +53,16 @@ Cell = str | float | MarkedNumber | None
 """Content of a cell of a table; `None`: no value."""
 
 
+@dataclass
 class RunData:
     """The numbers of a run in the format of the page's script.
 
     :param name: Name of the run, as text.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._paths: dict[str, dict[str, Any]] = {}
+    name: str
+    paths: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    """Encoded rows by their prefix."""
 
     @staticmethod
     def of(name: str, progress: Progress, n_points: int = MOST_POINTS) -> RunData:
@@ -88,14 +89,10 @@ class RunData:
         :param axes: Values of any of `step`, `seconds` and `env_steps`.
         :param columns: Values by name, as many as on each axis.
         """
-        self._paths[path] = {
+        self.paths[path] = {
             **{axis: _encoded(values) for axis, values in axes.items()},
             "columns": [[name, _encoded(values)] for name, values in columns.items()],
         }
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the data for the script."""
-        return {"name": self.name, "paths": self._paths}
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ class Page:
                 f'<p class="note">{html.escape(self.note)}</p>\n{failure}<div class="controls"></div>\n</header>\n',
                 "<main>\n",
                 *self.sections,
-                f'</main>\n<script id="runs" type="application/json">{_json([run.as_json() for run in self.runs])}',
+                f'</main>\n<script id="runs" type="application/json">{_json([*map(vars, self.runs)])}',
                 f"</script>\n<script>\n{_resource('page.js')}</script>\n</body>\n</html>\n",
             )
         )

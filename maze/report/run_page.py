@@ -19,8 +19,8 @@ from maze.console.runs import duration_text
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
 from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
+from maze.core.utils.stats_utils import Estimate, iqm_interval, t_interval
 from maze.report import page
-from maze.report.estimates import Estimate, iqm_interval, t_interval
 from maze.report.progress import Progress
 from maze.train.utils.run_process import ENDED, INTERRUPTED, RUNNING, read_record
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import shutil
@@ -25,17 +24,15 @@ from maze.core.log_stats import log_stats
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.core.log_stats.stats_format import significant
-from maze.core.utils.files import write_whole
 from maze.rllib.algorithms import TuneParameters, is_number, value_at
 from maze.rllib.environment import take_of_runner
 from maze.rllib.rl_module import MazeRLModule, load_into_runner, require_finite
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 from maze.train.trainers.common.observation_statistics import Moments, ObservationStatistics, merged
-from maze.train.utils.run_process import InterruptGuard, TrainingInterrupted, in_thread
+from maze.train.utils import run_process
 
 T = TypeVar("T")
-PROGRESS_FILE = "rllib_progress.json"
 
 CHECKPOINTS = "rllib_checkpoints"
 """Directory of Ray's checkpoints in the run directory."""
@@ -156,7 +153,9 @@ class RLlibTraining:
         """
         reason = ""
         try:
-            with InterruptGuard(lambda name: print(f"{name}: the run ends after this iteration.", flush=True)) as guard:
+            with run_process.InterruptGuard(
+                lambda name: print(f"{name}: the run ends after this iteration.", flush=True)
+            ) as guard:
                 for self.iteration in itertools.count(1):
                     started = time.perf_counter()
                     result = self._in_time(self.algorithm.train)
@@ -164,9 +163,11 @@ class RLlibTraining:
                     if reason or guard.requested:
                         break
                 self.model_selection.training_ended()
-                self._save(is_finished=bool(reason))
+                self._save(run_process.ENDED if reason else run_process.INTERRUPTED)
             if not reason and guard.signum is not None:
-                raise TrainingInterrupted(guard.signum, f"interrupted after iteration {self.iteration}{_SAVED}")
+                raise run_process.TrainingInterrupted(
+                    guard.signum, f"interrupted after iteration {self.iteration}{_SAVED}"
+                )
         finally:
             log_stats.StatsContext.active().guarded(self._writer, self._writer.close)
         if (console := active_console()) is not None:
@@ -196,7 +197,7 @@ class RLlibTraining:
             shown = "" if best is None else significant(best)
             console.epoch_done(Progressed(self.iteration, 0, total, seconds, rate, best=shown, unit="iteration"))
         if self.parameters.checkpoint_freq and self.iteration % self.parameters.checkpoint_freq == 0:
-            self._save(is_finished=False)
+            self._save(run_process.RUNNING)
         return self.parameters.reason_to_stop(result, self.iteration)
 
     def _write(self, result: Mapping[str, Any], episodes: Sequence[log_stats.LogStats], seconds: float) -> None:
@@ -242,7 +243,7 @@ class RLlibTraining:
 
     def _in_time(self, function: Callable[[], T]) -> T:
         """Run a function in a thread with the timeout, so that the main thread handles signals."""
-        outcome = in_thread(function)
+        outcome = run_process.in_thread(function)
         deadline = time.monotonic() + self.iteration_timeout if self.iteration_timeout else math.inf
         while True:
             try:
@@ -260,8 +261,11 @@ class RLlibTraining:
             except Exception as error:
                 raise explained(error, self.iteration) from error
 
-    def _save(self, is_finished: bool) -> None:
-        """Write Ray's checkpoint and the progress, then remove the previous checkpoint."""
+    def _save(self, state: str) -> None:
+        """Write Ray's checkpoint and the progress, then remove the previous checkpoint.
+
+        :param state: State of the run, for the record of its progress.
+        """
         directory = Path.cwd() / CHECKPOINTS
         target, unfinished = directory / f"iteration_{self.iteration:06d}", directory / f".unfinished-{os.getpid()}"
         if not target.exists():
@@ -272,9 +276,9 @@ class RLlibTraining:
             previous, self._checkpoint = self._checkpoint, target
             if previous is not None:
                 shutil.rmtree(previous, ignore_errors=True)
-        best = selected_score(self.model_selection)
-        progress = {"iteration": self.iteration, "is_finished": is_finished, "best_score": best}
-        write_whole(Path(PROGRESS_FILE), json.dumps(progress, indent=2) + "\n")
+        n_steps, best = log_stats.StatsContext.active().n_env_steps, selected_score(self.model_selection)
+        values = {"iteration": self.iteration, "n_env_steps": n_steps, "best_score": best}
+        run_process.write_record(Path.cwd(), state, values)
 
 
 def explained(error: BaseException, iteration: int) -> MazeError:

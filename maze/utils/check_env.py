@@ -27,8 +27,8 @@ from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.action_conversion import masked_heads
-from maze.core.env.faults import in_simulation, text_of
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.env.faults import in_simulation
+from maze.core.errors import ConfigError, EnvironmentContractError, text_of
 from maze.core.events.event_topic_factory import event_methods
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.config_utils import EnvFactory, whole_number

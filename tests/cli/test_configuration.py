@@ -10,8 +10,9 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from maze.cli.algorithms import SHIPPED_ALGORITHMS
-from maze.cli.run_summary import config_as_yaml
+from maze.cli.checks import complete
+from maze.cli.hydra_setup import SHIPPED_ALGORITHMS
+from maze.core.utils.config_utils import config_to_yaml
 from tests.configs import composed
 
 CONF = Path(str(resources.files("maze.conf")))
@@ -39,7 +40,7 @@ def test_every_option_of_a_training_run_composes(group: str) -> None:
 @pytest.mark.parametrize("model", options("model"))
 def test_the_configuration_is_written_unresolved(model: str) -> None:
     cfg = composed("conf_train", f"model={model}")
-    written = yaml.safe_load(config_as_yaml(cfg))
+    written = yaml.safe_load(config_to_yaml(cfg))
     assert written["model"] == OmegaConf.to_container(cfg.model)
     assert "<" not in str(written["model"]), "such as <builtins.list> in place of hidden_units"
 
@@ -100,6 +101,24 @@ def test_ppo_auto_initialises_automatic_models_orthogonally_unless_another_is_ch
     assert composed("conf_train", *choices).model.initialization == "orthogonal"
     assert composed("conf_train", *choices, "model.initialization=normc").model.initialization == "normc"
     assert composed("conf_train", "algorithm=ppo", "model=auto").model.initialization == "normc"
+
+
+def test_paths_of_data_and_files_refer_to_the_directory_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "policy.maze").touch()
+    data = "runner.initial_demonstration_trajectories"
+    cfg = composed(
+        "conf_train", "algorithm=sacfd", f"{data}.input_data=[mine/trajectory_data,minari:pendulum/expert-v0]"
+    )
+    assert complete(cfg, tmp_path) == [f"{data}.input_data"]
+    assert list(cfg.runner.initial_demonstration_trajectories.input_data) == [
+        str(tmp_path / "mine" / "trajectory_data"),
+        "minari:pendulum/expert-v0",
+    ]
+    cfg = composed("conf_rollout", "policy=bundle", "policy.bundle=policy.maze")
+    assert complete(cfg, tmp_path) == ["policy.bundle"]
+    assert cfg.policy.bundle == str(tmp_path / "policy.maze")
+    cfg = composed("conf_rollout", "policy=bundle", "policy.bundle=other.maze")  # perhaps in `input_dir`
+    assert complete(cfg, tmp_path) == []
 
 
 def test_no_file_leaves_a_group_key_behind() -> None:

@@ -16,7 +16,7 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.stored_config import refuse_foreign_targets
-from maze.core.wrappers.recording_wrapper import FrameRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import FrameRecordingWrapper
 from maze.interop.pettingzoo_env import AgentReturns, PettingZooEnv, make_pettingzoo_env
 from maze.maze_cli import main
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv

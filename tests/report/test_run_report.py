@@ -290,8 +290,8 @@ def test_a_thousand_epochs_of_two_hundred_statistics_stay_below_three_megabytes(
 
 
 def test_the_first_and_the_last_row_of_a_long_history_are_shown() -> None:
-    data = RunData.of("run", long_history(1234, 1), n_points=100).as_json()
-    steps = np.frombuffer(base64.b64decode(data["paths"]["train"]["step"]), "<f8")
+    data = RunData.of("run", long_history(1234, 1), n_points=100)
+    steps = np.frombuffer(base64.b64decode(data.paths["train"]["step"]), "<f8")
     assert (len(steps), steps[0], steps[-1]) == (100, 1, 1234)
 
 

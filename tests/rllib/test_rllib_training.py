@@ -86,7 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cluster: str) -> Path:
 
 def test_a_run_leaves_the_files_for_rollouts_and_deployment(trained: Path) -> None:
     files = {path.name for path in trained.iterdir()}
-    expected = {"state_dict.pt", "spaces_config.pkl", "statistics.pkl", "hydra_config.yaml", "rllib_progress.json"}
+    expected = {"state_dict.pt", "spaces_config.pkl", "statistics.pkl", "hydra_config.yaml", "run.json"}
     assert expected <= files
     assert [path for path in trained.iterdir() if path.name.startswith("events.out.tfevents")]
     assert list((trained / "rllib_results").iterdir())
@@ -117,7 +117,7 @@ def test_the_trained_policy_is_rolled_out_and_described(
     assert "total_episode_count   |               2.000" in capfd.readouterr().out
     assert main(["--info", str(trained)]) == 0
     described = capfd.readouterr().out
-    assert "ended, 2 iterations" in described
+    assert "ended, 2 iterations, " in described
     assert "Missing" not in described
 
 

@@ -75,11 +75,14 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     from maze.core.events.event_collection import EventCollection
     from maze.core.events.event_record import EventRecord
     from maze.core.log_events.step_event_log import StepEventLog
-    from maze.core.trajectory_recording.records.action_record import ActionRecord
     from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
     from maze.core.trajectory_recording.records.state_record import StateRecord
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-    from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, StateTrajectoryRecord
+    from maze.core.trajectory_recording.records.trajectory_record import (
+        ActionRecord,
+        SpacesTrajectoryRecord,
+        StateTrajectoryRecord,
+    )
     from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
     from maze.core.utils.checkpoint import save_state
     from maze.core.wrappers.observation_normalization.normalization_strategies.base import save_statistics
@@ -152,7 +155,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from maze.cli.sweeps.results import STUDY_FILE
     from maze.cli.sweeps.study import SweepStudy
     from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
-    from maze.core.trajectory_recording.records.action_record import ActionRecord
+    from maze.core.trajectory_recording.records.trajectory_record import ActionRecord
     from maze.core.utils.checkpoint import load_state
     from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
     from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics

@@ -287,8 +287,6 @@ class SweepStudy:
         self._path = directory / STUDY_FILE
         self._file = _locked(self._path)
         self._maximize = maximize
-        # Trials in Optuna's storage whose process ended while they were written.
-        self._interrupted: list[int] = []
         self.settings: dict[str, Any] = {}
         self._is_new = b"\n" not in self._file.read()
         if self._is_new:
@@ -342,8 +340,6 @@ class SweepStudy:
             direction = StudyDirection.MAXIMIZE if self._maximize else StudyDirection.MINIMIZE
             self._study = optuna.create_study(study_name=STUDY_NAME, storage=self._storage, direction=direction)
             self._is_new = False
-        while self._interrupted:
-            self._storage.set_trial_state_values(self._interrupted.pop(), TrialState.FAIL)
         self._study.set_user_attr("settings", plain)
         self.settings, self.plan = plain, plan
         if plan.is_grid:
@@ -420,16 +416,14 @@ class SweepStudy:
     def _read_trials(self) -> None:
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
         for stored in self._study.get_trials(deepcopy=False):
-            attributes, is_finished = stored.user_attrs, stored.state.is_finished()
-            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, stored.number)
+            attributes = stored.user_attrs
             if "runs" not in attributes:  # interrupted while the trial was written
-                if not is_finished:
-                    self._interrupted.append(trial_id)
                 continue
             runs = [SweepRun(**run) for run in attributes["runs"]]
             trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs)
             self.trials[trial.number] = trial
-            if not is_finished:
+            if not stored.state.is_finished():
+                trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, stored.number)
                 self._open[trial.number] = optuna.Trial(self._study, trial_id)
 
 

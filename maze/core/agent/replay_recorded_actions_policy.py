@@ -9,7 +9,7 @@ from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
-from maze.core.trajectory_recording.records.action_record import ActionRecord
+from maze.core.trajectory_recording.records.trajectory_record import ActionRecord
 from maze.core.utils.files import file_stem
 
 

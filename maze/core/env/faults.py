@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import EnvironmentContractError, EnvironmentFailedError, MazeError, NonFiniteError
+from maze.core.errors import EnvironmentContractError, EnvironmentFailedError, MazeError, NonFiniteError, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -210,12 +210,3 @@ def closed(close: Callable[[], object], name: str) -> None:
         close()
     except USER_CODE_ERRORS as error:
         logger.warning("%s: `close` raised %s.", name, text_of(error))
-
-
-def text_of(error: BaseException) -> str:
-    """Return type and message of an error."""
-    try:
-        message = str(error)
-    except Exception as second:  # a user's __str__
-        message = f"<its message cannot be shown: {type(second).__name__}>"
-    return f"{type(error).__name__}: {message}".rstrip(".: ")

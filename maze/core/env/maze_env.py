@@ -14,7 +14,6 @@ from maze.core.env.action_conversion import ActionBounds, ActionConversionInterf
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.event_env_mixin import EventEnvMixin
-from maze.core.env.faults import text_of
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
@@ -24,7 +23,7 @@ from maze.core.env.space_values import check_in_space
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError, EnvironmentContractError, text_of
 from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
 
 if TYPE_CHECKING:

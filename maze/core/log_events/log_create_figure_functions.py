@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze.core.log_stats.reducer_functions import histogram_range
+from maze.core.log_stats.reducer_functions import categories_of, histogram_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,11 +87,9 @@ def _spread(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _categories(value: Any) -> tuple[list[Any], int | None]:
     """Return the samples and the number of categories; `None`: it is unknown."""
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
-        return value[0], int(value[1])
+    if (found := categories_of(value)) is not None:
+        return found
     values = list(value) if isinstance(value, Iterable) else [value]
-    if values and isinstance(values[0], tuple):
-        return [category for category, _ in values], int(max(size for _, size in values))
     return [np.asarray(item).item() for item in values], None
 
 

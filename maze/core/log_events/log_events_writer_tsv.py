@@ -26,6 +26,15 @@ class EventRow(NamedTuple):
     attributes: dict[str, Any]
 
 
+def event_tables(episode_event_log: EpisodeEventLog) -> dict[str, list[EventRow]]:
+    """Return the rows of each event's table, by interface and event."""
+    tables: dict[str, list[EventRow]] = {}
+    for env_time, record in episode_event_log.timed_events():
+        row = EventRow(episode_event_log.episode_id, env_time, record.attributes)
+        tables.setdefault(record.qualified_name, []).append(row)
+    return tables
+
+
 class LogEventsWriterTSV(LogEventsWriter):
     """Write one file per event, `<Interface>.<event>.tsv`, with a row for each fired event.
 
@@ -41,12 +50,8 @@ class LogEventsWriterTSV(LogEventsWriter):
 
     @override(LogEventsWriter)
     def write(self, episode_event_log: EpisodeEventLog) -> None:
-        tables: dict[str, list[EventRow]] = {}
-        for env_time, record in episode_event_log.timed_events():
-            row = EventRow(episode_event_log.episode_id, env_time, record.attributes)
-            tables.setdefault(record.qualified_name, []).append(row)
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        for name, rows in tables.items():
+        for name, rows in event_tables(episode_event_log).items():
             # Opened per episode, so that each episode is complete on disk.
             with (self.log_dir / f"{name}.tsv").open("a", encoding="utf-8", newline="") as stream:
                 writer = csv.writer(stream, delimiter="\t", lineterminator="\n")

@@ -348,11 +348,9 @@ class LogStatsWriter(ABC):
 
     def close(self) -> None:
         """Finish writing."""
-        return
 
     def on_log_step_increment(self) -> None:
         """Complete the current log step."""
-        return
 
 
 class RunPlace(NamedTuple):

@@ -436,6 +436,18 @@ def _parts(value: Any) -> tuple[Iterable[Any], int | None]:
     return items, None
 
 
+def categories_of(value: Any) -> tuple[list[Any], int] | None:
+    """Return categories and the number of existing ones; `None`: the value has no categories.
+
+    :param value: A result of :func:`histogram`, or pairs of a category and that number.
+    """
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
+        return value[0], int(value[1])
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], tuple):
+        return [category for category, _ in value], int(max(size for _, size in value))
+    return None
+
+
 def histogram_range(samples: np.ndarray, n_bins: int) -> tuple[float, float]:
     """Return the range for the bins of a histogram; it is wider than the samples where these differ by rounding only.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from maze.core.log_stats.event_decorators import PlotDefinition, event_definition
 from maze.core.log_stats.log_stats import LogStatsKey
+from maze.core.log_stats.reducer_functions import categories_of
 
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
 SHARE = "share_"
@@ -73,14 +74,11 @@ def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
     :param value: An array or a non-empty list of values, which are flattened; or a list of categories together with
         their number.
     """
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
-        value = value[0]
+    value, _ = categories_of(value) or (value, None)
     if isinstance(value, np.ndarray) and value.ndim:
         return value.ravel()
     if not isinstance(value, (list, tuple)) or not value:
         return None
-    if isinstance(value[0], tuple):  # pairs of a category and the number of categories
-        return np.asarray([category for category, _ in value])
     return np.concatenate([np.ravel(part) for part in value]) if np.ndim(value[0]) > 0 else np.asarray(value)
 
 
@@ -109,11 +107,7 @@ def columns_of(name: str, value: Any) -> dict[str, float]:
         return {}
     samples = samples[:: -(-samples.size // MOST_SAMPLES)] if samples.dtype.kind == "f" else samples
     if samples.dtype.kind != "f" and samples.min() >= 0 and samples.max() < MOST_CATEGORIES:
-        n_categories: Any = 0  # unknown
-        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
-            n_categories = value[1]
-        elif isinstance(value, (list, tuple)) and isinstance(value[0], tuple) and len(value[0]) == 2:
-            n_categories = value[0][1]
+        _, n_categories = categories_of(value) or (None, 0)
         counts = np.bincount(samples.astype(np.int64), minlength=n_categories if n_categories <= MOST_CATEGORIES else 0)
         return {f"{name}/{SHARE}{index}": float(share) for index, share in enumerate(counts / samples.size)}
     vectors = _vectors(value)

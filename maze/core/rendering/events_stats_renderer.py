@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from maze.core.errors import ConfigError, did_you_mean
+from maze.core.log_events.log_events_writer_tsv import event_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,18 +86,14 @@ class EventStatsRenderer:
         import matplotlib.pyplot as plt
         import pandas as pd
 
-        names: set[str] = set()
-        rows: list[dict[str, Any]] = []  # in the form in which event logs are written
-        for env_time, record in episode_event_log.timed_events():
-            names.add(record.qualified_name)
-            if record.qualified_name == event_name:
-                rows.append({"episode_id": episode_event_log.episode_id, "env_time": env_time, **record.attributes})
-        if not rows:
+        tables = event_tables(episode_event_log)
+        if event_name not in tables:
             raise ConfigError(
                 f"There is no event `{event_name}` in this episode. Events that occurred: "
-                f"{', '.join(sorted(names)) or '(none)'}."
+                f"{', '.join(sorted(tables)) or '(none)'}."
             )
-        df = pd.DataFrame(rows)
+        rows = tables[event_name]
+        df = pd.DataFrame([{"episode_id": row.episode_id, "env_time": row.env_time, **row.attributes} for row in rows])
         plt.figure(_FIGURE)
         plt.clf()
         self.render_timeline_stat(df, event_name, metric_name, aggregation_func, group_by, post_processing_func)

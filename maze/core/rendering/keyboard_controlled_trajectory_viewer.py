@@ -32,8 +32,6 @@ class KeyboardControlledTrajectoryViewer:
         initial_step_index: int = 0,
         renderer_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        if not episode_record.step_records:
-            raise ConfigError(f"Episode {episode_record.id} has no steps to show.")
         self.episode_record = episode_record.by_substep()
         self.renderer = renderer
         self.renderer_kwargs = dict(renderer_kwargs or {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from maze.core.errors import ConfigError
 from maze.core.rendering.notebook_event_logs_viewer import show
 from maze.core.rendering.renderer import step_picture
 from maze.core.rendering.renderer_args import require_ipywidgets
@@ -23,8 +22,6 @@ class NotebookTrajectoryViewer:
     """
 
     def __init__(self, episode_record: StateTrajectoryRecord) -> None:
-        if not episode_record.step_records:
-            raise ConfigError(f"Episode {episode_record.id} has no steps to show.")
         self.episode_record = episode_record.by_substep()
         self.renderer = episode_record.renderer
         self._summaries = step_summaries(self.episode_record)
@@ -70,7 +67,7 @@ class NotebookTrajectoryViewer:
 def _as_html(step: StepSummary) -> str:
     reward = "" if step.reward is None else f"{step.reward:.4g}"
     rows = [
-        ("time", str(step.env_time)),
+        ("time", step.time),
         ("actor", step.actor),
         ("reward", f"{reward} (sum {step.total:.4g})"),
         ("action", step.action or "none"),

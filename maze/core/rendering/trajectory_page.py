@@ -40,7 +40,7 @@ _DEFAULT_REPR: Any = object.__repr__
 class StepSummary(NamedTuple):
     """Textual summary of a step.
 
-    :param env_time: Environment time.
+    :param time: Environment time.
     :param actor: The actor, if the simulation has several; otherwise empty.
     :param state: The state.
     :param action: The action of the simulation.
@@ -50,7 +50,7 @@ class StepSummary(NamedTuple):
     :param events: Pairs of an event's name and its attributes.
     """
 
-    env_time: int
+    time: str
     actor: str
     state: str
     action: str
@@ -67,10 +67,10 @@ def step_summaries(episode_record: StateTrajectoryRecord) -> list[StepSummary]:
     for index, record in enumerate(episode_record.step_records):
         reward = None if record.reward is None else float(np.sum(record.reward))
         total += reward or 0.0
-        env_time = index if record.env_time is None else record.env_time
+        time = str(index if record.env_time is None else record.env_time)
         action = "" if record.maze_action is None else text_of(record.maze_action)
         state, actor = text_of(record.maze_state), actor_text(record.actor_id)
-        summaries.append(StepSummary(env_time, actor, state, action, reward, total, _outcome(record), _events(record)))
+        summaries.append(StepSummary(time, actor, state, action, reward, total, _outcome(record), _events(record)))
     return summaries
 
 
@@ -225,17 +225,12 @@ def _shown_steps(
         made = decided[len(steps)] if len(steps) < len(decided) else ()
         steps.append(
             {
+                **summary._asdict(),
                 "picture": picture,
-                "time": str(summary.env_time),
-                "actor": summary.actor,
-                "state": summary.state,
-                "action": summary.action,
                 "reward": "" if summary.reward is None else f"{summary.reward:.6g}",
                 # JSON has no infinite numbers; the chart keeps the last sum before them
                 "total": summary.total if math.isfinite(summary.total) else (steps[-1]["total"] if steps else 0.0),
                 "total_text": f"{summary.total:.6g}",
-                "outcome": summary.outcome,
-                "events": summary.events,
                 "decisions": [
                     {**decision, "observation": [with_numbers(entry) for entry in decision["observation"]]}
                     for decision in made
@@ -305,8 +300,6 @@ def _episode(trajectory: StateTrajectoryRecord | str | Path) -> StateTrajectoryR
             f"{trajectory}: expected states of the simulation, as recorded in `trajectory_data/`; found a "
             f"{type(loaded).__name__}."
         )
-    if not loaded.step_records:
-        raise ConfigError(f"Episode {loaded.id} has no steps to show.")
     return loaded
 
 

@@ -122,7 +122,8 @@ class ParallelRolloutWorker:
     ) -> None:
         """Run episodes in this process, and put an :class:`EpisodeStatsReport` of each into `reporting_queue`.
 
-        No exception is raised. After an error, the last entry is a :class:`~maze.core.utils.worker_process.Failure`.
+        No exception is raised. After an error, the last entry is an
+        :class:`~maze.utils.exception_report.ExceptionReport`.
 
         :param env_config: Environment, or configuration of one.
         :param wrapper_config: Wrappers to put around it, innermost first.

@@ -25,8 +25,12 @@ from maze.core.trajectory_recording.writers.trajectory_writer_registry import Tr
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
-from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper, ParquetRecordingWrapper, with_frames
-from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import (
+    ActionRecordingWrapper,
+    ParquetRecordingWrapper,
+    TrajectoryRecordingWrapper,
+    with_frames,
+)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -13,7 +13,7 @@ from maze.core.rollout.recording import RolloutReport, has_display, recorded
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
-from maze.core.wrappers.recording_wrapper import can_be_drawn
+from maze.core.wrappers.trajectory_recording_wrapper import can_be_drawn
 
 
 class SequentialRolloutRunner(RolloutRunner):

@@ -217,11 +217,12 @@ def _modules_of_dependencies() -> frozenset[str]:
             if is_wanted and (required := _REQUIREMENT.match(requirement)) is not None:
                 required_extras = frozenset(text.strip() for text in (required[2] or "").split(",") if text.strip())
                 waiting.append((required[1].lower(), required_extras))
-        found.update(_modules_of(distribution))
+        found.update(modules_of(distribution))
     return frozenset(found)
 
 
-def _modules_of(distribution: metadata.Distribution) -> Iterator[str]:
+def modules_of(distribution: metadata.Distribution) -> Iterator[str]:
+    """Yield the top-level modules of an installed distribution; some may be named twice."""
     named = distribution.read_text("top_level.txt")
     if named:
         yield from named.split()

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from functools import cache, cached_property
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -430,10 +430,7 @@ def is_own_package(package: str) -> bool:
     """
     if package in NEVER_WHOLE:
         return False
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
+    spec = _spec_of(package)
     places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
     known = [place for place in places if place is not None]
     return bool(known) and not any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in known)
@@ -450,12 +447,14 @@ def own_packages(config: Any) -> set[str]:
 
 def is_importable(package: str) -> bool:
     """Return whether there is a package or module of this name; only its parents are imported."""
-    if package in sys.modules:
-        return True
+    return package in sys.modules or _spec_of(package) is not None
+
+
+def _spec_of(package: str) -> ModuleSpec | None:
     try:
-        return importlib.util.find_spec(package) is not None
+        return importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        return False
+        return None
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

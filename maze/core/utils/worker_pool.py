@@ -38,6 +38,7 @@ from maze.core.log_stats.event_decorators import define_epoch_stats, define_stat
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
+from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import exit_text, preload
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,6 @@ class TaskPool(ABC):
 
     def join_new(self) -> None:
         """Add actors if machines have joined the cluster."""
-        return
 
     def report_work(self, statistics: LogStatsAggregator) -> ClusterEvents:
         """Add the work of the actors since the last call to the statistics of an epoch.
@@ -538,9 +538,9 @@ class ProcessPool(TaskPool):
                 "interrupted). Make new ones: a new vector environment, or a new run."
             )
 
-    def _raised(self, worker: Worker, failure: worker_process.Failure) -> EnvWorkerError:
+    def _raised(self, worker: Worker, failure: ExceptionReport) -> EnvWorkerError:
         """Return the error for an exception in a worker; raise it itself if a repetition does not change it."""
-        cause = worker_process.exception_of(failure)
+        cause = failure.original
         where = f" in {failure.place}" if failure.place else ""
         error = self._error(f"raised {failure.text.rstrip('.')}{where}", worker, trace=failure.traceback)
         if isinstance(cause, MazeError) and not failure.place:  # its message names its origin

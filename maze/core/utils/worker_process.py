@@ -18,7 +18,6 @@ import struct
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -28,8 +27,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from maze.core.env.faults import text_of
 from maze.core.errors import ConfigError, EnvironmentFailedError
+from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import depend_on_parent, use_one_thread
 
 # to the worker
@@ -39,7 +38,7 @@ SHORT_CALLS = {"step": b"S", "reset": b"R"}
 """Frequent calls without arguments, of the object that was made first."""
 # to the parent
 RESULT = b"r"  # payload: an answer and its duration in seconds; none: the answer is `None`
-FAILED = b"f"  # payload: Failure
+FAILED = b"f"  # payload: ExceptionReport
 
 _HEAD = struct.Struct("=cQ")  # code, and number of bytes of the payload
 _MOST_BYTES = 1 << 20  # number of bytes that are read at once
@@ -144,21 +143,6 @@ class Host:
             with contextlib.suppress(Exception):  # only the first failure is reported
                 hosted.close()
         self.hosted.clear()
-
-
-class Failure(NamedTuple):
-    """An exception in a form for other processes.
-
-    :param text: Type and message.
-    :param traceback: The formatted original traceback.
-    :param pickled: The pickled exception, if it can be pickled.
-    :param place: Environment, sub-step, step and seed of the exception, if known.
-    """
-
-    text: str
-    traceback: str
-    pickled: bytes | None
-    place: str
 
 
 class Channel:
@@ -332,27 +316,11 @@ def dumps(value: Any) -> bytes:
         return bytes(cloudpickle.dumps(value))
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Convert an exception for another process; if it cannot be pickled, only its type name and text are kept."""
-    place = ""
+def failure_of(error: BaseException) -> ExceptionReport:
+    """Report an exception to another process; that of an environment with its place."""
     if isinstance(error, EnvironmentFailedError) and error.place and error.__cause__ is not None:
-        place, error = error.place, error.__cause__
-    formatted = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    try:
-        content: bytes | None = pickle.dumps(error)
-        if not isinstance(pickle.loads(content or b""), type(error)):
-            content = None
-    except Exception:  # pickling runs code of the exception, which may raise anything
-        content = None
-    return Failure(text_of(error), formatted, content, place)
-
-
-def exception_of(failure: Failure) -> BaseException | None:
-    """Return the exception of the other process; `None`: it cannot be unpickled."""
-    try:
-        return pickle.loads(failure.pickled) if failure.pickled is not None else None
-    except Exception:  # unpickling runs code of the exception, which may raise anything
-        return None
+        return ExceptionReport(error.__cause__, error.place)
+    return ExceptionReport(error)
 
 
 # -- pickling of configured objects ------------------------------------------------------------------------------------

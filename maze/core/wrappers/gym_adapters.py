@@ -30,6 +30,7 @@ from maze.core.env.base_env import TRUNCATION_KEY, reset_values
 from maze.core.env.space_values import LEAVES
 from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, Factory, is_module_name, locate, named_module
+from maze.core.utils.import_guard import modules_of
 
 ACTION_MASK = "action_mask"
 MASK_NAMES = (ACTION_MASK, "action_masks", "valid_action_mask")
@@ -293,7 +294,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
         if mask is None:
             raise EnvironmentContractError(
                 f"{gym_env_name(self.env)}: expected the mask of valid actions `{self._name}` with every step; "
-                f"found `info` with {sorted(info)}. Return it, or set env.action_mask=false."
+                f"found `info` with {sorted(info or ())}. Return it, or set env.action_mask=false."
             )
         shown = observation if self._is_dict else {"observation": observation}
         return {**shown, ACTION_MASK: np.asarray(mask, np.int8)}
@@ -334,7 +335,7 @@ def reported_mask(env: Any, info: Mapping[str, Any], name: str) -> Any:
     :param name: Key in `info`, or name of a method without arguments.
     :return: `None`: there is none.
     """
-    if name in info:
+    if info and name in info:
         return info[name]
     method = getattr(env.unwrapped, name, None)
     if not callable(method):
@@ -553,8 +554,7 @@ def _register_from_installed_packages(name: str) -> None:
         if "gym" not in (distribution.read_text("METADATA") or "gym").lower():  # parsing all of them takes a second
             continue
         if any(_GYMNASIUM.match(each.lower()) and "extra" not in each for each in distribution.requires or ()):
-            files = {file.parts[0].removesuffix(".py") for file in distribution.files or () if file.suffix == ".py"}
-            for package in {*((distribution.read_text("top_level.txt") or "").split() or files)} - set(sys.modules):
+            for package in {*modules_of(distribution)} - set(sys.modules):
                 with contextlib.suppress(Exception):
                     importlib.import_module(package)
             if name in registry or newest_version(name) is not None:

@@ -175,10 +175,10 @@ class GymCoreEnv(CoreEnv):
             self._maze_state, reward, done, truncated, info = result
         except (TypeError, ValueError):
             self._maze_state, reward, done, truncated, info = gym_adapters.step_values(self.env, result)
-        if done:
+        if truncated and not done:
+            done, info = True, {**(info or {}), TRUNCATION_KEY: True}
+        elif done and info:
             info.pop(TRUNCATION_KEY, None)
-        elif truncated:
-            done = info[TRUNCATION_KEY] = True
         try:
             reward = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
             return self._maze_state, float(reward), bool(done), info

@@ -114,7 +114,7 @@ class StepSkipWrapper(Wrapper[Any]):
         """Return the info with the actors that left in all sub-steps of the environment."""
         if not self._left:
             return info
-        return {**info, ACTORS_DONE_KEY: sorted(self._n_decisions - 1 - decision for decision in self._left)}
+        return {**(info or {}), ACTORS_DONE_KEY: sorted(self._n_decisions - 1 - decision for decision in self._left)}
 
     def is_actor_done(self) -> bool:
         """Return whether the actor of the agent's last decision left, in any of its steps."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigError, ConfigValueError
+from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import whole_number
 from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 from maze.utils.timeout import Timeout
 
@@ -51,11 +51,8 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
         :raises ConfigError: It is negative, or not a whole number.
         """
-        limit: Any = max_episode_steps or 0
-        if not isinstance(limit, Integral) or limit < 0:  # `config_utils.whole_number` would be a circular import
-            expected = "expected a whole number of at least 0, or none"
-            raise ConfigValueError(f"TimeLimitWrapper.max_episode_steps: {expected}, found {limit!r}.")
-        self._max_episode_steps = max_episode_steps or None
+        limit = whole_number("TimeLimitWrapper.max_episode_steps", max_episode_steps or 0, at_least=0)
+        self._max_episode_steps = limit or None
 
     def remaining_steps(self) -> int | None:
         """Return the environment steps until the episode is cut off; None: there is no limit."""

@@ -86,23 +86,18 @@ def _split_target(arguments: Mapping[str, Any], name: Any) -> tuple[Any, dict[st
 
 def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
     package = importlib.import_module(_BUILT_IN)
-    built_in = [found.name for found in pkgutil.walk_packages(package.__path__, f"{_BUILT_IN}.") if not found.ispkg]
-    # Modules are named after a suffix of the class: `MazeEnvMonitoringWrapper` is in `monitoring_wrapper`.
-    likely = [path for path in built_in if name.lower().endswith(path.rpartition(".")[2].replace("_", ""))]
-    for path in likely:
-        found = getattr(importlib.import_module(path), name, None)
-        if isinstance(found, type) and issubclass(found, Wrapper):
-            return found
-    imported = {klass for klass in subclasses_of(Wrapper) if klass.__name__ == name}
-    if len(imported) == 1:
-        return imported.pop()
-    if imported:
-        paths = sorted(f"{klass.__module__}.{klass.__qualname__}" for klass in imported)
+    for module in pkgutil.walk_packages(package.__path__, f"{_BUILT_IN}."):
+        importlib.import_module(module.name)
+    known = {*subclasses_of(Wrapper)}
+    named = {klass for klass in known if klass.__name__ == name}
+    found = {klass for klass in named if klass.__module__.startswith(f"{_BUILT_IN}.")} or named
+    if not found:
+        hint = did_you_mean(name, [klass.__name__ for klass in known])
+        raise ConfigError(f"{config_path}: there is no built-in or imported wrapper `{name}`.{hint}")
+    if len(found) > 1:
+        paths = sorted(f"{klass.__module__}.{klass.__qualname__}" for klass in found)
         raise ConfigError(f"{config_path}: `{name}` may be any of {paths}; name one by its dotted path.")
-    names = (path.rpartition(".")[2] for path in built_in if path.endswith("_wrapper"))
-    known = ["".join(word.capitalize() for word in module.split("_")) for module in names]
-    known += [klass.__name__ for klass in subclasses_of(Wrapper)]
-    raise ConfigError(f"{config_path}: there is no built-in or imported wrapper `{name}`.{did_you_mean(name, known)}")
+    return found.pop()
 
 
 def subclasses_of(klass: type) -> Iterator[type[Any]]:

@@ -21,9 +21,8 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.recording_wrapper import FrameRecordingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
-from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import FrameRecordingWrapper, TrajectoryRecordingWrapper
 from tests.core.rendering.episodes import CountRenderer, episode, is_png
 from tests.train.parallelization.toy_envs import counting_env
 

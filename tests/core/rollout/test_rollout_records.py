@@ -17,11 +17,10 @@ from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractEr
 from maze.core.rollout.parallel_rollout_runner import ParallelRolloutRunner
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
-from maze.core.trajectory_recording.records.action_record import ActionRecord
-from maze.core.trajectory_recording.records.trajectory_record import load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import ActionRecord, load_trajectory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import ActionRecordingWrapper
 from maze.maze_cli import main
 
 ENV = {"_target_": "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env", "name": "CartPole-v1"}

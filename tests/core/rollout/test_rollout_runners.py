@@ -25,7 +25,7 @@ from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.worker_pool import quick_start_method
-from maze.core.utils.worker_process import exception_of, failure_of
+from maze.core.utils.worker_process import failure_of
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import Wrapper
@@ -297,7 +297,7 @@ def test_a_failure_without_a_picklable_exception_keeps_its_text() -> None:
     error = type("LocalError", (Exception,), {})("text")
     failure = pickle.loads(pickle.dumps(failure_of(error)))
     assert "LocalError: text" in failure.traceback
-    assert exception_of(failure) is None
+    assert failure.original is None
 
 
 def test_workers_leave_when_the_parent_is_killed(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from maze.core.trajectory_recording.writers.trajectory_writer_file import Parque
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.recording_wrapper import ParquetRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import ParquetRecordingWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
 from maze_envs.packing.bin_packing import BinPackingEnv

@@ -235,7 +235,7 @@ def test_viewers_go_through_sub_steps_and_draw_each_action_in_its_state():
         *["sub-step choose, agent 0", "sub-step load, agent 0"] * 2,
         "sub-step choose, agent 0",
     ]
-    assert [summary.env_time for summary in summaries] == [0, 0, 1, 1, 2]
+    assert [summary.time for summary in summaries] == ["0", "0", "1", "1", "2"]
     assert summaries[-1].total == pytest.approx(sum(step.reward for step in record.step_records[:-1]))
 
 

@@ -21,8 +21,11 @@ from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.trajectory_recording.records import trajectory_record
-from maze.core.trajectory_recording.records.action_record import ActionRecord
-from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import (
+    ActionRecord,
+    StateTrajectoryRecord,
+    load_trajectory,
+)
 from maze.core.trajectory_recording.utils.monitoring_setup import MonitoringSetup
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
@@ -31,8 +34,12 @@ from maze.core.trajectory_recording.writers.trajectory_writer_registry import Tr
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper, ParquetRecordingWrapper
-from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import (
+    ActionRecordingWrapper,
+    ParquetRecordingWrapper,
+    TrajectoryRecordingWrapper,
+)
+from tests.core.env.test_maze_env import relay_env
 from tests.train.parallelization.toy_envs import counting_env, two_step_env
 
 
@@ -145,6 +152,27 @@ def test_an_episode_is_written_by_the_environment_that_began_it_and_by_no_copy(r
     assert (file.stem, N_STORED_STEPS[recorder](file)) == (episode_id, n_planned + 1)
 
 
+@pytest.mark.parametrize("recorder", N_STORED_STEPS)
+def test_a_step_without_info_is_recorded_like_one_with_an_empty_info(recorder, tmp_path):
+    env = relay_env(info=None, last=6)
+    if recorder is TrajectoryRecordingWrapper:
+        with SimpleTrajectoryRecordingSetup(env := recorder.wrap(env), tmp_path):
+            play_relay(env)
+    else:
+        env = recorder.wrap(env, output_dir=tmp_path)
+        env.propensities = lambda records: np.full(len(records), 0.5)
+        play_relay(env)
+    (file,) = tmp_path.iterdir()
+    assert N_STORED_STEPS[recorder](file) == (2 if recorder is TrajectoryRecordingWrapper else 6)
+
+
+def play_relay(env):
+    env.reset()
+    while not env.step({"number": 0})[2]:
+        pass
+    env.reset()
+
+
 def test_actions_of_an_episode_with_any_name_are_stored_and_found(tmp_path, monkeypatch):
     env = ActionRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)
     monkeypatch.setattr(GymMazeEnv, "get_episode_id", lambda env: "day 1/line 2")
@@ -160,7 +188,7 @@ def test_a_full_disk_costs_records_of_actions_and_gives_one_warning(tmp_path, mo
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("maze.core.trajectory_recording.records.action_record.write_whole", full)
+    monkeypatch.setattr("maze.core.trajectory_recording.records.trajectory_record.write_whole", full)
     env = ActionRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)
     for _ in range(3):
         env.reset()

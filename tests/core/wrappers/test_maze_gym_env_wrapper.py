@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import pickle
 
 import gymnasium
@@ -206,6 +207,22 @@ def test_truncation_is_distinguished_from_termination(end, info, done, truncated
     _, reward, is_done, step_info = env.step({"action": 0})
     assert (is_done, is_truncated(is_done, step_info)) == (done, truncated)
     assert type(reward) is float
+
+
+class Silent(Echo):
+    def step(self, action):
+        return *super().step(action)[:-1], None
+
+    def action_masks(self):
+        return np.ones(2, np.int8)
+
+
+@pytest.mark.parametrize("end", [*itertools.product((False, True), repeat=2)])
+def test_no_info_counts_as_an_empty_one(end):
+    env = GymMazeEnv(Silent(spaces.Discrete(2), end=end))
+    assert "action_mask" in env.reset()
+    *_, done, info = env.step({"action": 0})
+    assert (done, is_truncated(done, info)) == (any(end), end == (False, True))
 
 
 def test_the_older_api_works_and_its_truncation_is_kept():

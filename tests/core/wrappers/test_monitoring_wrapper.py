@@ -17,14 +17,13 @@ from maze.core.log_events.monitoring_events import ActionEvents, ObservationEven
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.monitoring_wrapper import MazeEnvMonitoringWrapper
+from maze.core.wrappers.monitoring_wrapper import MazeEnvMonitoringWrapper, StepTimingEvents, StepTimingWrapper
 from maze.core.wrappers.observation_visualization_wrapper import (
     ObservationVisualizationEvents,
     ObservationVisualizationWrapper,
 )
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
-from maze.core.wrappers.step_timing_wrapper import StepTimingEvents, StepTimingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
@@ -368,7 +367,7 @@ def test_observing_wrappers_do_not_change_the_observations_of_the_agent(wrap):
 
 def test_step_timing_reports_the_own_time_of_each_layer(monkeypatch):
     seconds = [0.0]
-    monkeypatch.setattr("maze.core.wrappers.step_timing_wrapper.perf_counter", lambda: seconds[0])
+    monkeypatch.setattr("maze.core.wrappers.monitoring_wrapper.perf_counter", lambda: seconds[0])
 
     class Slow(ObservationWrapper):
         """Takes 3 milliseconds for each observation."""

@@ -366,23 +366,26 @@ def test_per_actor_rewards_of_skipped_steps_belong_to_the_repeated_decisions():
 class Leaving(RandomWalkCoreEnv):
     """The actor of the third sub-step leaves, and that of the first one is reported with it."""
 
-    n_taken = 0
+    def __init__(self, usual_info):
+        super().__init__()
+        self.usual_info, self.n_taken = usual_info, 0
 
     def step(self, maze_action):
         self.n_taken += 1
-        info = {ACTORS_DONE_KEY: [2]} if self.n_taken == 3 else {}
+        info = {ACTORS_DONE_KEY: [2]} if self.n_taken == 3 else self.usual_info
         return self.get_maze_state(), 0.0, False, info
 
     def is_actor_done(self):
         return self.n_taken == 3
 
 
-def test_actors_that_leave_in_skipped_steps_are_those_of_the_repeated_decisions():
+@pytest.mark.parametrize("usual_info", [{}, None])
+def test_actors_that_leave_in_skipped_steps_are_those_of_the_repeated_decisions(usual_info):
     env = StepSkipWrapper.wrap(random_walk_env(), n_steps=2)
-    env.env.core_env = Leaving()
+    env.env.core_env = Leaving(usual_info)
     env.reset()
     action = {"push": np.zeros(3, np.float32)}
-    assert env.step(action)[3] == {}
+    assert env.step(action)[3] == usual_info
     assert not env.is_actor_done()
     assert env.step(action)[3] == {ACTORS_DONE_KEY: [0, 1]}
     assert env.is_actor_done()

@@ -29,7 +29,7 @@ from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv, GymMazeEnv
-from maze.core.wrappers.monitoring_wrapper import MazeEnvMonitoringWrapper
+from maze.core.wrappers.monitoring_wrapper import MazeEnvMonitoringWrapper, StepTimingWrapper
 from maze.core.wrappers.no_dict_action_wrapper import NoDictActionWrapper
 from maze.core.wrappers.no_dict_observation_wrapper import NoDictObservationWrapper
 from maze.core.wrappers.no_dict_spaces_wrapper import NoDictSpacesWrapper
@@ -40,16 +40,19 @@ from maze.core.wrappers.observation_preprocessing.preprocessing_wrapper import P
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
 from maze.core.wrappers.observation_visualization_wrapper import ObservationVisualizationWrapper
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
-from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper, FrameRecordingWrapper, ParquetRecordingWrapper
 from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
 from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
-from maze.core.wrappers.step_timing_wrapper import StepTimingWrapper
 from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimitWrapper
-from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import (
+    ActionRecordingWrapper,
+    FrameRecordingWrapper,
+    ParquetRecordingWrapper,
+    TrajectoryRecordingWrapper,
+)
 from maze.core.wrappers.wrapper import Wrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv

@@ -13,9 +13,12 @@ from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
-from maze.core.wrappers.recording_wrapper import ActionRecordingWrapper, ParquetRecordingWrapper
 from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
-from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import (
+    ActionRecordingWrapper,
+    ParquetRecordingWrapper,
+    TrajectoryRecordingWrapper,
+)
 from maze.train.parallelization.vector_env import structured_vector_env
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import derived_seed

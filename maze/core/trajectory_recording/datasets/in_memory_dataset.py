@@ -158,7 +158,7 @@ class InMemoryDataset(Dataset[Item], ABC):
             raise CheckpointError(
                 f"{path.absolute()} {found if path.exists() else 'does not exist'}: expected *.pkl, *.parquet, or a "
                 "decision log (*.jsonl). Rollouts record them with `runner.record_trajectory=true` into "
-                "`trajectory_data/` of their output directory; give its absolute path. A CSV file becomes a table with "
+                "`trajectory_data/` of their output directory; give its path. A CSV file becomes a table with "
                 '`pandas.read_csv("log.csv").to_parquet("log.parquet")`.'
             )
         return files

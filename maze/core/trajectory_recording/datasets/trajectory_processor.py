@@ -10,9 +10,9 @@ from typing import Any
 
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
-from maze.core.env.faults import USER_CODE_ERRORS, text_of
+from maze.core.env.faults import USER_CODE_ERRORS
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError, MazeError
+from maze.core.errors import ConfigError, MazeError, text_of
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import (

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from maze.core.errors import ConfigError
+from maze.perception.program.network_in_torch import evaluated_by_program
 from maze.perception.program.network_program import Place, Places, ProgramReader
-from maze.perception.weight_init import Linear, activation_of_layer, activation_type, make_module_init_normc
+from maze.perception.weight_init import Linear, activation_type, make_module_init_normc
 
 EMBEDDING = "latent"
 """Key of the shared tensor in the outputs of the policy and in the inputs of the critic."""
@@ -39,7 +40,7 @@ class FlattenConcatBaseNet(nn.Module):
         widths = [sum(math.prod(shape) for shape in self._obs_shapes.values()), *hidden_units]
         layers: list[nn.Module] = []
         for n_in, n_out in pairwise(widths):
-            layers += [Linear(n_in, n_out), activation_of_layer(activation)]
+            layers += [Linear(n_in, n_out), activation()]
         self.hidden = nn.Sequential(*layers)
         self.n_latent = widths[-1]
         self.hidden.apply(make_module_init_normc(1.0))
@@ -107,6 +108,7 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
                 places = torch.linspace(-1.0, 1.0, self._head_shapes[head][0])
                 powers.load_state_dict({"weight": torch.stack([torch.ones_like(places), places, places**2], -1)})
 
+    @evaluated_by_program
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return logits by action head, `[..., *logits shape]`.
 
@@ -142,6 +144,7 @@ class FlattenConcatStateValueNet(FlattenConcatBaseNet):
         self.value_head = Linear(self.n_latent, 1)
         self.value_head.apply(make_module_init_normc(1.0))
 
+    @evaluated_by_program
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the value of the state, `{"value": [..., 1]}`.
 
@@ -174,6 +177,7 @@ class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
         self.heads = nn.ModuleList(Linear(self.n_latent, math.prod(shape)) for shape in q_value_shapes.values())
         self.heads.apply(make_module_init_normc(0.1))
 
+    @evaluated_by_program
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the values by key, `[..., n]`.
 
@@ -216,6 +220,7 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
             {EMBEDDING: (self.embedding.n_latent,)}, action_logits_shapes, head_units, non_lin
         )
 
+    @evaluated_by_program
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return logits by action head, and the latent representation.
 

@@ -22,7 +22,8 @@ from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.core.utils.worker_pool import ClusterEvents, Maker, Task, TaskPool
-from maze.core.utils.worker_process import Failure, exception_of, failure_of, pickled
+from maze.core.utils.worker_process import failure_of, pickled
+from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import handlers_kept, use_one_thread
 
 logger = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ class Host(worker_process.Host):
 
     @override(worker_process.Host)
     def call(self, name: str, method: str, *arguments: Any) -> Any:
-        if isinstance(failure := self.hosted[name], Failure):
+        if isinstance(failure := self.hosted[name], ExceptionReport):
             return failure
         try:
             return super().call(name, method, *arguments)
@@ -466,8 +467,8 @@ class ActorPool(TaskPool):
         except self._ray.exceptions.RayError as error:
             self._recover(task, f"is lost ({first_line(error)})")
             return False
-        if isinstance(answer, Failure):
-            cause, where = exception_of(answer), f" in {answer.place}" if answer.place else ""
+        if isinstance(answer, ExceptionReport):
+            cause, where = answer.original, f" in {answer.place}" if answer.place else ""
             if isinstance(cause, MazeError) and not where and not isinstance(cause, WorkerError):
                 raise type(cause)(f"Actor {task.actor}: {cause}")
             if not where and not isinstance(cause, WorkerError):

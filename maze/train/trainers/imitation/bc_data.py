@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch.utils.data import Dataset, random_split
 from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
-from maze.core.trajectory_recording.datasets.minari_data import PREFIX
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
 
@@ -131,7 +129,7 @@ def check_fits(
     if len(dataset) == 0:
         raise ConfigError(
             "runner.dataset: there is no step in the data. Record trajectories with `maze-run ... "
-            "runner.record_trajectory=true` and name their directory by runner.dataset.dir_or_file=<absolute path>."
+            "runner.record_trajectory=true` and name their directory by runner.dataset.dir_or_file=<path>."
         )
     for step in range(len(dataset)):
         for observation, action, actor in zip(*dataset[step], strict=True):
@@ -167,7 +165,7 @@ MIN_TRAJECTORIES_TO_SEPARATE = 10
 
 
 def load_dataset(config: ConfigType, env_factory: Callable[[], Any] | None) -> Any:
-    """Return the data set; relative paths are those of where the command was started.
+    """Return the data set.
 
     :param config: The data set or its configuration.
     :param env_factory: Makes an environment that converts states and actions.
@@ -176,11 +174,6 @@ def load_dataset(config: ConfigType, env_factory: Callable[[], Any] | None) -> A
     config = plain_container(config, "runner.dataset")
     if config is None:
         raise ConfigError("runner.dataset: expected the configuration of a data set, found nothing.")
-    if isinstance(config, dict):
-        config = {
-            key: _from_working_directory(value) if key in ("input_data", "dir_or_file") else value
-            for key, value in config.items()
-        }
     return Factory(Dataset).instantiate(config, config_path="runner.dataset", conversion_env_factory=env_factory)
 
 
@@ -212,14 +205,3 @@ def split_dataset(dataset: Any, config: BCAlgorithmConfig, next_seed: Callable[[
         )
     training, validation = random_split(dataset, lengths, generator)
     return training, validation
-
-
-def _from_working_directory(path: Any) -> Any:
-    """Return paths relative to the directory in which the command was started; runs change their working directory."""
-    if isinstance(path, list):
-        return [_from_working_directory(each) for each in path]
-    if not isinstance(path, str) or path.startswith(PREFIX) or Path(path).exists():
-        return path
-    from hydra.core.hydra_config import HydraConfig
-
-    return str(Path(HydraConfig.get().runtime.cwd) / path) if HydraConfig.initialized() else path

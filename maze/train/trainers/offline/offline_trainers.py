@@ -36,7 +36,7 @@ from maze.core.utils.seeding import seeded_generator
 from maze.distributions.utils import space_bounds
 from maze.perception.weight_init import spread_zero_biases
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, gradient_step
+from maze.train.trainers.common.learning import Losses, constant, gradient_step
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
@@ -448,7 +448,7 @@ class CQL(OfflineTrainer):
 
     @override(OfflineTrainer)
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
-        losses = Losses(torch.zeros((), device=self.model.device))
+        losses = Losses()
         for batch in batches:
             network, key = self._networks[batch.actor], batch.actor.step_key
             with torch.no_grad():
@@ -545,7 +545,7 @@ class IQL(OfflineTrainer):
 
     @override(OfflineTrainer)
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
-        config, losses = self.config, Losses(torch.zeros((), device=self.model.device))
+        config, losses = self.config, Losses()
         logged_values = []
         for batch in batches:
             key, space = batch.actor.step_key, self.action_spaces[batch.actor.step_key]
@@ -562,7 +562,7 @@ class IQL(OfflineTrainer):
             losses.report("critic_loss", critic_loss, key, 1.0)
             losses.report("critic_value", logged.mean(), key)
         self.stats.add(losses, gradient_step(losses, self.optimizers["critic_optimizer"]))
-        losses = Losses(torch.zeros((), device=self.model.device))
+        losses = Losses()
         for batch, logged in zip(batches, logged_values, strict=True):
             key = batch.actor.step_key
             with torch.no_grad():
@@ -618,7 +618,7 @@ class TD3BC(OfflineTrainer):
         pairs = (*self.model.networks.values(), *self.critic.networks.values())
         targets = (*self._target_policy.networks.values(), *self.critic.target_networks.values())
         self._followers = TargetNetworks(targets, pairs)
-        self._policy_parameters = self.model.parameters()
+        self._critic_parameters = self.critic.parameters()
         self.optimizers["critic_optimizer"] = self._adam(self._critics())
         self.optimizers["policy_optimizer"] = self._policy_adam()
 
@@ -633,7 +633,7 @@ class TD3BC(OfflineTrainer):
 
     @override(OfflineTrainer)
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:
-        losses = Losses(torch.zeros((), device=self.model.device))
+        losses = Losses()
         for batch in batches:
             key = batch.actor.step_key
             with torch.no_grad():
@@ -647,18 +647,18 @@ class TD3BC(OfflineTrainer):
         self.stats.add(losses, gradient_step(losses, self.optimizers["critic_optimizer"]))
         if (self.n_updates + 1) % self.config.policy_delay:
             return
-        losses = Losses(torch.zeros((), device=self.model.device))
+        losses = Losses()
         for batch in batches:
             key = batch.actor.step_key
             actions = self._actions(self.model, batch.actor, batch.observations)
-            values = joint_action_values(
-                self.critic.networks[key][:1], self.action_spaces[key], batch.observations, actions
-            )
+            with constant(self._critic_parameters):
+                values = joint_action_values(
+                    self.critic.networks[key][:1], self.action_spaces[key], batch.observations, actions
+                )
             distance = torch.stack([mse_loss(taken, batch.actions[head]) for head, taken in actions.items()]).mean()
             loss = policy_loss(values[0], distance, self.config.alpha)
             losses.report("policy_loss", loss, key, 1.0)
-        norms = gradient_step(losses, self.optimizers["policy_optimizer"], inputs=self._policy_parameters)
-        self.stats.add(losses, norms)
+        self.stats.add(losses, gradient_step(losses, self.optimizers["policy_optimizer"]))
         self._followers.update(self.config.tau)
 
     def _next_value(self, actor: ActorID, observations: TensorDict) -> Tensor:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from omegaconf import OmegaConf
 
-from maze.cli.algorithms import SHIPPED_ALGORITHMS
+from maze.cli.hydra_setup import SHIPPED_ALGORITHMS
 from maze.core.errors import ConfigError
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
 from maze.train.trainers.common.config_classes import algorithm_class

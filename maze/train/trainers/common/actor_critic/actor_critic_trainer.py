@@ -332,7 +332,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _losses(self, batch: RolloutBatch) -> Losses:
         """Return the objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
-        losses, clip_range = Losses(torch.zeros((), device=self.model.device)), self.config.value_clip_range
+        losses, clip_range = Losses(), self.config.value_clip_range
         for part in batch.parts:
             policy_output, critic_output = part.evaluate(self.model)
             self._add_policy_terms(losses, part, policy_output)

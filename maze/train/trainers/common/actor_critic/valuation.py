@@ -57,6 +57,10 @@ class SubstepRows(NamedTuple):
         action = {key: tensor.index_select(0, rows) for key, tensor in self.action.items()}  # faster than tensor[rows]
         return SubstepRows(self.actor_id, observation, action)
 
+    def observed(self, rows: slice) -> SubstepRows:
+        """Return some rows, which share memory with these, without actions and logits."""
+        return SubstepRows(self.actor_id, {key: tensor[rows] for key, tensor in self.observation.items()}, {})
+
 
 class CostRows(NamedTuple):
     """Costs of a constraint for the rows of a batch; fields as those of :class:`PolicyBatch`."""
@@ -266,7 +270,7 @@ def value_rollout(
                 outputs, sequences = sequenced.evaluate(substeps, index)
             elif keeps_outputs or returns.is_off_policy or not are_recorded:
                 outputs = model.evaluate(substeps)
-            values = (outputs[1] if outputs else model.evaluate_critic(substeps)).detached_values
+            values = outputs[1].detached_values if outputs else _values(model, substeps)
         with torch.no_grad():
             new = outputs[0].joint_log_probs_for_actions([one.action for one in substeps]) if outputs else []
             batch = PolicyBatch(substeps, values, new, index=index, sequences=sequences)
@@ -287,6 +291,20 @@ def value_rollout(
     if sequenced is not None:
         sequenced.update_hidden_states()
     return RolloutBatch([batch for batch in batches if batch.n_rows], max(1, int(columns.step_complete.sum())))
+
+
+def _values(model: TorchActorCritic, substeps: Sequence[SubstepRows]) -> list[Tensor]:
+    """Return the critic's outputs for all rows, `[n_rows]` each; many rows are evaluated in a multiple of 64, and the
+    rest.
+    """
+    n_rows = len(next(iter(substeps[0].observation.values())))
+    n_even = n_rows // _UNIT * _UNIT if n_rows >= _MANY_ROWS else n_rows
+    if n_even == n_rows:
+        return model.evaluate_critic(substeps).detached_values
+    even, rest = ([one.observed(rows) for one in substeps] for rows in (slice(n_even), slice(n_even, None)))
+    values = model.evaluate_critic(even).detached_values
+    with products_of_rare_shapes():
+        return [torch.cat(both) for both in zip(values, model.evaluate_critic(rest).detached_values, strict=True)]
 
 
 def _trajectories(

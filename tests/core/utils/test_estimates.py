@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from maze.report.estimates import (
+from maze.core.utils.stats_utils import (
     bounded_interval,
     episodes_to_see,
     interquartile_mean,
