@@ -154,7 +154,7 @@ def test_a_rollout_records_the_samples_and_the_environment_receives_them_clipped
 def test_a_replay_buffer_holds_the_actions_that_the_environment_carried_out():
     trainer = build_trainer(walk_env)
     trainer.workers.worker_policy = build_model(walk_env(), distributions=[]).policy
-    buffer, core_env = trainer.workers.replay_buffer, trainer.workers._groups[0].generator.env.envs[0].core_env
+    buffer, core_env = trainer.workers.replay_buffer, trainer.workers._groups[0].env.envs[0].core_env
     first = buffer.n_rows_added
     for _ in range(40):
         trainer.workers.collect_rollouts()

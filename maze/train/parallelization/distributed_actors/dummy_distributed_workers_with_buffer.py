@@ -34,6 +34,7 @@ _CLOSE_SECONDS = 1.0
 class _Group:
     """Environments that are stepped together."""
 
+    env: structured_vector_env.StructuredVectorEnv
     generator: RolloutGenerator
     columns: RolloutColumns
     rows: RolloutRows
@@ -72,7 +73,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             env = self.make_env(self.env_factory, size)
             (rows,) = self._prepared(env, self.env_instance_seeds[first : first + size], [size])
             generator = RolloutGenerator(env)
-            self._groups.append(_Group(generator, generator.allocate(self.n_rollout_steps), rows))
+            self._groups.append(_Group(env, generator, generator.allocate(self.n_rollout_steps), rows))
 
     @override(BaseDistributedWorkersWithBuffer)
     def stop(self) -> None:
@@ -80,7 +81,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             wait([self._collecting], _CLOSE_SECONDS)
             self._collecting, self.is_ahead = None, False
         for group in self._groups:
-            group.generator.env.close()
+            group.env.close()
         self._groups.clear()
 
     @override(BaseDistributedWorkersWithBuffer)
@@ -113,7 +114,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             group = self._groups[self._turn]
             self._turn = (self._turn + 1) % len(self._groups)
             group.generator.collect(self.worker_policy, group.columns)
-            group.columns.check_finite(group.generator.env.seeding_at)
+            group.columns.check_finite(group.env.seeding_at)
             collected.append(group.rows.convert(group.columns, number))
             number += len(collected[-1])
             n_rollouts += group.columns.n_envs
@@ -127,7 +128,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     def state_dict(self) -> dict[str, Any]:
         self.finish_rollouts()
         rows = [row for group in self._groups for row in group.rows.state()]
-        environments = structured_vector_env.joint_state(group.generator.env.state_dict() for group in self._groups)
+        environments = structured_vector_env.joint_state(group.env.state_dict() for group in self._groups)
         return {**super().state_dict(), "turn": self._turn, "n_groups": len(self._groups), "rows": rows, **environments}
 
     @override(BaseDistributedWorkersWithBuffer)
@@ -157,7 +158,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     @override(BaseDistributedWorkersWithBuffer)
     def write_epoch_stats(self) -> None:
         if self._groups:  # all groups share the actors of a cluster
-            self._groups[0].generator.env.report_work()
+            self._groups[0].env.report_work()
         super().write_epoch_stats()
 
 
