@@ -147,6 +147,7 @@ class EstimationRunner(runners.EvaluationRunner):
         facts = log_facts(data, is_cloned=self.behaviour == CLONED)
         print("\n".join(f"{name}: {text}" for name, text in facts), flush=True)
         if found:
+            print(f"Discounted returns (runner.gamma={self.gamma:g}):", flush=True)
             print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
         for text in dict.fromkeys(entry.refusal for entry in found if entry.refusal):
             print(f"Refused: {text}", flush=True)
@@ -254,11 +255,13 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     """
     continues = "they continue in estimates with fitted values only (`runner.truncation_ends=true`: they end)"
     lengths, returns, n_known = data.lengths, data.returns(), int(np.isfinite(data.propensities).sum())
-    low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95))
+    of_returns = "mean {:.4g}, median {:.4g}, 5 to 95 %: {:.4g} to {:.4g}; not discounted".format(
+        returns.mean(), *np.quantile(returns, (0.5, 0.05, 0.95))
+    )
     facts = [
         ("Episodes", str(data.n_episodes)),
         ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
-        ("Returns", f"mean {returns.mean():.4g}, median {middle:.4g}, 5 to 95 %: {low:.4g} to {high:.4g}"),
+        ("Returns", of_returns),
         ("Truncated episodes", f"{n}; {continues}" if (n := int(data.truncated.sum())) else "0"),
         (
             "Probabilities of the actions",
