@@ -50,12 +50,8 @@ class MazeAECEnv(AECEnv):
         self.maze_env = env
         """The Maze environment."""
         self.render_mode = render_mode
-        self.metadata = {
-            "name": type(env.core_env).__name__,
-            "render_modes": RENDER_MODES,
-            "render_fps": 10,
-            "is_parallelizable": False,
-        }
+        name = type(env.core_env).__name__
+        self.metadata = {"name": name, "render_modes": RENDER_MODES, "render_fps": 10, "is_parallelizable": False}
         self._actor_of: dict[str, ActorID] = {}
         self._step_keys: dict[str, StepKeyType] = {_prefix(key): key for key in env.action_spaces_dict}
         counts = env.agent_counts_dict
@@ -66,13 +62,16 @@ class MazeAECEnv(AECEnv):
         self.agents = []
         self._heads: dict[StepKeyType, str] = {}
         self._action_spaces: dict[StepKeyType, spaces.Space[Any]] = {}
-        for key, space in env.action_spaces_dict.items():
+        # wrappers may have replaced dictionary spaces
+        action_spaces: Mapping[StepKeyType, spaces.Space[Any]] = env.action_spaces_dict
+        observation_spaces: Mapping[StepKeyType, spaces.Space[Any]] = env.observation_spaces_dict
+        for key, space in action_spaces.items():
             self._action_spaces[key] = space
             if isinstance(space, spaces.Dict) and len(space.spaces) == 1:
                 ((self._heads[key], self._action_spaces[key]),) = space.spaces.items()
         self._masks: dict[StepKeyType, dict[str, str]] = {}
         heads = dict_spaces(env, "action_spaces_dict")
-        for key, space in env.observation_spaces_dict.items():
+        for key, space in observation_spaces.items():
             masks = mask_heads(space, heads[key]) if isinstance(space, spaces.Dict) else {}
             self._masks[key] = {head: mask for mask, head in masks.items()}
         self._discrete = {key: discrete_keys(space) for key, space in env.observation_spaces_dict.items()}

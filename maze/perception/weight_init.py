@@ -17,12 +17,12 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
 
-# Numbers from which NumPy's tanh, called through Python, is faster than torch's.
-_MANY = 2**13
+MANY = 2**13
+"""Numbers from which NumPy's tanh, called through Python, is faster than torch's where MKL is slow."""
 # Numbers of features up to which, and of rows from which, the gradient of weights by columns is faster.
 _FEW, _ROWS = 24, 1024
-# Multiplications up to which MKL is faster than oneDNN.
-_SMALL_PRODUCT = 2**20
+SMALL_PRODUCT = 2**20
+"""Multiplications up to which MKL is faster than oneDNN."""
 _PRODUCTS: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch leaves it untyped
 
 
@@ -37,14 +37,6 @@ def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn
     return Tanh if found is nn.Tanh and mkl_is_slow() else found
 
 
-def activation_of_layer(non_lin: type[nn.Module]) -> nn.Module:
-    """Return an activation for the output of a linear layer, in whose memory the result is stored where possible.
-
-    :param non_lin: Result of :func:`activation_type`.
-    """
-    return non_lin(inplace=True) if non_lin in (nn.ReLU, Tanh) else non_lin()
-
-
 @cache
 def mkl_is_slow() -> bool:
     """Return whether torch uses MKL on a processor of AMD, where it leaves half of the units or more unused."""
@@ -54,20 +46,13 @@ def mkl_is_slow() -> bool:
 
 
 class Tanh(nn.Tanh):
-    """Hyperbolic tangent by NumPy for many numbers, which takes a tenth of the time where MKL is slow.
-
-    :param inplace: Whether many numbers are replaced by their results.
-    """
-
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
-        self.inplace = inplace
+    """Hyperbolic tangent by NumPy for many numbers, which takes a tenth of the time where MKL is slow."""
 
     @override(nn.Tanh)
     def forward(self, input: Tensor) -> Tensor:  # the name that torch gave it
-        if not is_plain(input) or input.numel() < _MANY or input.dtype != torch.float32:
+        if not is_plain(input) or input.numel() < MANY or input.dtype != torch.float32:
             return torch.tanh(input)
-        result: Tensor = _TanhInNumpy.apply(input, self.inplace)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        result: Tensor = _TanhInNumpy.apply(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return result
 
 
@@ -75,18 +60,17 @@ class _TanhInNumpy(torch.autograd.Function):
     """With the derivative that torch computes from the result, which is fast."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, is_in_place: bool) -> Tensor:
-        result = x if is_in_place else torch.empty_like(x)
-        np.tanh(x.detach().numpy(), out=result.detach().numpy())
-        if is_in_place:
-            ctx.mark_dirty(x)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = torch.empty_like(x)
+        np.tanh(x.detach().numpy(), out=result.numpy())
         ctx.save_for_backward(result)
         return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (result,) = ctx.saved_tensors
-        return torch.ops.aten.tanh_backward(gradients[0], result), None
+        of_x: Tensor = torch.ops.aten.tanh_backward(gradients[0], result)
+        return of_x
 
 
 class Linear(nn.Linear):
@@ -103,7 +87,7 @@ class Linear(nn.Linear):
         if n_features <= _FEW and torch.is_grad_enabled() and is_plain(input) and input.numel() >= _ROWS * n_features:
             weight = weight.t().contiguous().t()
         precision = _PRODUCTS.fp32_precision
-        if precision == "none" or input.numel() * self.out_features > _SMALL_PRODUCT:
+        if precision == "none" or input.numel() * self.out_features > SMALL_PRODUCT:
             return functional.linear(input, weight, self.bias)
         _PRODUCTS.fp32_precision = "none"
         try:

@@ -13,7 +13,7 @@ from maze.core.errors import ConfigError
 from maze.perception import weight_init
 from maze.perception.blocks import DenseBlock, InferenceBlock
 from maze.perception.program.network_program import in_numpy
-from maze.perception.weight_init import Linear, Tanh, activation_of_layer, activation_type
+from maze.perception.weight_init import Linear, Tanh, activation_type
 
 MANY = (130, 64)
 
@@ -65,37 +65,6 @@ def test_activation_results_do_not_share_memory():
     assert not second.requires_grad
     with torch.inference_mode():
         torch.testing.assert_close(tanh(x), first)
-
-
-@pytest.mark.parametrize("non_lin", [Tanh, nn.ReLU, nn.ELU])
-@pytest.mark.parametrize("shape", [(3, 64), (200, 64), (10, 20, 64)])
-def test_results_in_the_memory_of_a_linear_layer_have_the_gradients_of_torch(non_lin, shape):
-    torch.manual_seed(0)
-    layers, x = [Linear(64, 64), Linear(64, 64)], torch.randn(shape, requires_grad=True)
-    inputs, before = [x, *(one for layer in layers for one in layer.parameters())], x.clone()
-    found, expected = (
-        nn.Sequential(layers[0], activation, layers[1], activation)(x)
-        for activation in (activation_of_layer(non_lin), nn.Tanh() if non_lin is Tanh else non_lin())
-    )
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), inputs) for y in (found, expected)))
-    assert torch.equal(x, before)
-
-
-def test_programs_have_activations_in_place_behind_linear_layers_only():
-    def program_of(*layers):
-        block = DenseBlock("x", "y", (5,), [5], nn.ReLU)
-        block.net = nn.Sequential(*layers)
-        return in_numpy(block)
-
-    rows = np.random.default_rng(0).standard_normal((3, 5), dtype=np.float32)
-    layers = Linear(5, 5), nn.ReLU(inplace=True)
-    program = program_of(*layers)
-    assert program is not None
-    expected = nn.Sequential(*layers)(torch.from_numpy(rows)).detach()
-    np.testing.assert_allclose(program({"x": rows})["y"], expected, rtol=1e-5)
-    assert program_of(nn.ReLU(inplace=True)) is None
-    assert program_of(Linear(5, 5), nn.ReLU(), nn.ReLU(inplace=True)) is None
 
 
 def test_recorded_or_mapped_networks_contain_torch_functions():

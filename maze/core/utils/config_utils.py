@@ -284,14 +284,16 @@ class EnvFactory:
 
     def __call__(self) -> Any:
         """Make an environment."""
-        from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper
         from maze.core.wrappers.wrapper_factory import WrapperFactory
 
         with imports_guarded(self._guard):
             env = self._make_env()
             if self.wrappers:
                 env = WrapperFactory.wrap_from_config(env, self.wrappers)
-        return env if self.timeout is None else CallTimeLimitWrapper.wrap(env, seconds=self.timeout)
+            if self.timeout is not None:
+                limit = "maze.core.wrappers.time_limit_wrapper.CallTimeLimitWrapper"
+                env = WrapperFactory.wrap_from_config(env, {limit: {"seconds": self.timeout}})
+        return env
 
     def _make_env(self) -> Any:
         env = self.env

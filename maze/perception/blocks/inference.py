@@ -19,6 +19,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, did_you_mean
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.joint_blocks import set_blocks
+from maze.perception.program.network_in_torch import evaluated_by_program
 from maze.perception.program.network_program import Places, ProgramReader
 
 _LINE_LENGTH = 46
@@ -63,6 +64,7 @@ class InferenceBlock(PerceptionBlock):
         """Inputs that the outputs depend on."""
 
     @override(PerceptionBlock)
+    @evaluated_by_program
     def forward(self, block_input: TensorDict) -> TensorDict:
         try:
             tensors = {key: block_input[key] for key in self.used_in_keys}
@@ -203,6 +205,7 @@ class _NetworkWithCandidates(InferenceBlock):
         self._candidates = dict(candidates)
 
     @override(InferenceBlock)
+    @evaluated_by_program
     def forward(self, block_input: TensorDict) -> TensorDict:
         places = {}
         for head, candidates in self._candidates.items():

@@ -148,8 +148,7 @@ class ProgramReader:
         :param layer: `nn.Linear`, :class:`maze.perception.weight_init.Linear`, `nn.Identity`, one of
             :data:`ACTIVATIONS`, or a `nn.Sequential` of these.
         :param source: Place of the input, `[..., n_features]` of a linear layer.
-        :raises UnreadableError: It is a layer of any other class, or an activation with `inplace=True` that does not
-            follow a linear layer, so that something else may use its input.
+        :raises UnreadableError: It is a layer of any other class, or an activation with `inplace=True`.
         """
         kind = type(layer)
         if kind is nn.Sequential:
@@ -160,8 +159,7 @@ class ProgramReader:
             return source
         if isinstance(layer, nn.Linear) and kind in (nn.Linear, weight_init.Linear):
             return self._add(Linear(source, self._new_place(), layer))
-        is_of_linear = any(isinstance(one, Linear) and one.target == source for one in self.operations[-1:])
-        if kind in ACTIVATIONS and (is_of_linear or not getattr(layer, "inplace", False)):
+        if kind in ACTIVATIONS and not getattr(layer, "inplace", False):
             return self._add(Activation(source, self._new_place(), layer))
         raise UnreadableError
 
@@ -171,8 +169,7 @@ class ProgramReader:
         :param source: Place of the tensor.
         :param n_dims: Number of dimensions to join; 0 adds a dimension of size one.
         """
-        function = ArrayFunction(lambda array: array.reshape(*array.shape[: array.ndim - n_dims], -1))
-        return source if n_dims == 1 else self.apply(function, source)
+        return source if n_dims == 1 else self._reshaped(source, lambda shape: (*shape[: len(shape) - n_dims], -1))
 
     def unflatten(self, source: Place, shape: Sequence[int]) -> Place:
         """Return a tensor with its last dimension in another shape.
@@ -180,8 +177,7 @@ class ProgramReader:
         :param source: Place of the tensor, `[..., n]`.
         :param shape: The shape, with `n` elements. If it has one dimension, `source` is returned.
         """
-        function = ArrayFunction(lambda array: array.reshape(*array.shape[:-1], *shape))
-        return source if len(shape) == 1 else self.apply(function, source)
+        return source if len(shape) == 1 else self._reshaped(source, lambda before: (*before[:-1], *shape))
 
     def concatenate(self, sources: Sequence[Place], axis: int) -> Place:
         """Return several tensors joined along an axis.
@@ -189,7 +185,9 @@ class ProgramReader:
         :param sources: Places of the tensors, at least one.
         :param axis: A negative number, since there may be several batch dimensions.
         """
-        function = ArrayFunction(lambda *arrays: np.concatenate(arrays, axis=axis))
+        function = FunctionPair(
+            lambda *arrays: np.concatenate(arrays, axis=axis), lambda *tensors: torch.cat(tensors, dim=axis)
+        )
         return sources[0] if len(sources) == 1 else self.apply(function, *sources)
 
     def apply(self, function: Function, *sources: Place) -> Place:
@@ -199,6 +197,12 @@ class ProgramReader:
         :param sources: Places of its arguments, `[batch, ...]`, in their order.
         """
         return self._add(Apply(sources, self._new_place(), function))
+
+    def _reshaped(self, source: Place, shape: Callable[[Sequence[int]], Sequence[int]]) -> Place:
+        def reshaped(values: Any) -> Any:
+            return values.reshape(*shape(values.shape))
+
+        return self.apply(FunctionPair(reshaped, reshaped), source)
 
     def _add(self, operation: Operation) -> Place:
         self.operations.append(operation)

@@ -13,7 +13,7 @@ from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.program.network_program import Places, ProgramReader
-from maze.perception.weight_init import Linear, activation_of_layer, activation_type
+from maze.perception.weight_init import Linear, activation_type
 
 
 class DenseBlock(ShapeNormalizationBlock):
@@ -44,7 +44,7 @@ class DenseBlock(ShapeNormalizationBlock):
         widths = [self.input_units, *self.hidden_units]
         for index, (n_in, n_out) in enumerate(pairwise(widths)):
             layers[f"linear_{index}"] = Linear(n_in, n_out)
-            layers[f"{self.non_lin.__name__}_{index}"] = activation_of_layer(self.non_lin)
+            layers[f"{self.non_lin.__name__}_{index}"] = self.non_lin()
         return layers
 
     @override(ShapeNormalizationBlock)

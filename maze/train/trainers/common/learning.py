@@ -31,13 +31,18 @@ Row = tuple[str, Any]
 class Losses:
     """The objective of a gradient step, and the numbers to report.
 
-    :param total: The objective so far, a scalar with gradients.
+    :param total: The objective so far, a scalar with gradients; `None`: nothing.
     """
 
-    def __init__(self, total: Tensor) -> None:
-        self.total = total
+    def __init__(self, total: Tensor | None = None) -> None:
         self.terms: list[tuple[str, Key | None, Tensor]] = []
         """Event, group (`None`: the event has none) and value `[]` of the numbers to report."""
+        self._total = total
+
+    @property
+    def total(self) -> Tensor:
+        """The objective so far, a scalar with gradients."""
+        return torch.zeros(()) if self._total is None else self._total
 
     def add(self, value: Tensor, weight: float = 1.0) -> None:
         """Add a term to the total; one without weight is left out, so that nothing is computed for it.
@@ -45,8 +50,10 @@ class Losses:
         :param value: A scalar `[]`.
         :param weight: Factor of the term.
         """
-        if weight:
-            self.total = torch.add(self.total, value, alpha=weight)
+        if weight and self._total is not None:
+            self._total = torch.add(self._total, value, alpha=weight)
+        elif weight:
+            self._total = value if weight == 1.0 else value * weight
 
     def report(self, event: str, value: Tensor, key: Key | None = None, weight: float = 0.0) -> None:
         """Report a number, and add it to the total with a weight.
@@ -65,7 +72,6 @@ def gradient_step(
     optimizer: FlatAdam,
     max_grad_norm: float = 0.0,
     *,
-    inputs: Sequence[Tensor] | None = None,
     frozen: Iterable[Name] = (),
 ) -> dict[Name, Tensor]:
     """Follow the gradient of the total, unless anything in it is not finite.
@@ -73,26 +79,41 @@ def gradient_step(
     :param losses: The losses.
     :param optimizer: Has the parameters.
     :param max_grad_norm: The gradient of all networks together is scaled down to this norm; 0 leaves it alone.
-    :param inputs: Parameters that get gradients; `None`: all that the total depends on.
     :param frozen: Networks that stay as they are; their gradients count for the norm.
     :return: Norm of the gradient of each network before it was scaled, scalars `[]`, to be reported with the losses.
     :raises NonFiniteError: The total or a gradient is not finite; names the first loss, or the network. No parameter
         was changed.
     """
     optimizer.zero_grad()
-    if losses.total.requires_grad and (inputs is None or inputs):
-        losses.total.backward(inputs=inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    if losses.total.requires_grad:
+        losses.total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     norms = optimizer.gradient_norms()
     loss = losses.total.detach()
     each = list(norms.values()) or [torch.zeros_like(loss)]
     joint = each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each))
-    norm, total = torch.stack([joint, loss]).tolist()
+    norm, total = torch.stack([joint, loss.to(joint.device)]).tolist()
     if not (math.isfinite(norm) and math.isfinite(total)):
         raise NonFiniteError(_describe_non_finite(losses, norms))
     if 0.0 < max_grad_norm < norm:
         optimizer.scale_gradients(max_grad_norm / norm)
     optimizer.step(frozen=frozen)
     return norms
+
+
+@contextmanager
+def constant(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Return a context in which losses are computed that have no gradients of some parameters.
+
+    :param parameters: The parameters, each `[...]`.
+    """
+    learned = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in learned:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
 
 
 def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:

@@ -448,7 +448,7 @@ class DQN(ReplayTrainer):
 
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:
-        losses = learning.Losses(torch.zeros((), device=self.model.device))
+        losses = learning.Losses()
         config, n_step = self.config, None
         buffer: Any = self.workers.replay_buffer  # of arrays
         errors: list[Tensor] = []

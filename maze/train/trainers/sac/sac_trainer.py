@@ -33,7 +33,7 @@ from maze.core.utils.seeding import seeded_generator
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.distributions.utils import sample_with, space_bounds, tensor_clamp
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Key, Losses, Name, gradient_step, mean_of
+from maze.train.trainers.common.learning import Key, Losses, Name, constant, gradient_step, mean_of
 from maze.train.trainers.common.replay_buffer.transitions import TensorDict, TransitionBatch
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
@@ -351,7 +351,7 @@ class SAC(ReplayTrainer):
             for space in self.spaces
         ]
         self._targets = self.critic.followers()
-        self._policy_parameters = [p for p in model.policy.parameters() if p.requires_grad]
+        self._critic_parameters = self.critic.parameters()
         self._alphas = self.alphas()
         self.seconds_of_learning = dict.fromkeys(("time_loss_computation", "time_backprob"), 0.0)
 
@@ -381,7 +381,7 @@ class SAC(ReplayTrainer):
         start = time.perf_counter()
         self._alphas = self.alphas()
         draws = [self.draw(position, batch.observations[position]) for position in range(len(self.actors))]
-        losses = Losses(torch.zeros((), device=self.model.device))
+        losses = Losses()
         for key, q_values, target, weight in self.critic_targets(batch, draws):
             loss = critic_loss(q_values, target, weight)
             losses.add(loss)
@@ -393,12 +393,11 @@ class SAC(ReplayTrainer):
         steps = [(losses, self._timed_step(start, losses, "critic_optimizer"))]
         if not self.critic_learns_alone:
             start = time.perf_counter()
-            losses = self._policy_losses(batch, draws)
-            learned = self._policy_parameters  # with named inputs, gradients of the critics are not computed
+            with constant(self._critic_parameters):
+                losses = self._policy_losses(batch, draws)
             if self.config.entropy_tuning:
-                learned = [*learned, *self.log_alphas]
                 self.optimizers["entropy_optimizer"].zero_grad()
-            norms = self._timed_step(start, losses, "policy_optimizer", learned)
+            norms = self._timed_step(start, losses, "policy_optimizer")
             if self.config.entropy_tuning:
                 self.optimizers["entropy_optimizer"].step()
             for key, alpha in self.alphas().items():
@@ -420,12 +419,10 @@ class SAC(ReplayTrainer):
         output = self.model.policy.compute_substep_policy_output(observation, self.actors[position])
         return draw_actions(output, self.spaces[position], self.generator, not self._all_discrete[position])
 
-    def _timed_step(
-        self, start: float, losses: Losses, optimizer: str, inputs: list[Tensor] | None = None
-    ) -> dict[Name, Tensor]:
+    def _timed_step(self, start: float, losses: Losses, optimizer: str) -> dict[Name, Tensor]:
         """Take a gradient step; the computation of the losses began at `start`."""
         losses_done = time.perf_counter()
-        norms = gradient_step(losses, self.optimizers[optimizer], self.config.max_grad_norm, inputs=inputs)
+        norms = gradient_step(losses, self.optimizers[optimizer], self.config.max_grad_norm)
         self.seconds_of_learning["time_loss_computation"] += losses_done - start
         self.seconds_of_learning["time_backprob"] += time.perf_counter() - losses_done
         return norms
@@ -502,7 +499,7 @@ class SAC(ReplayTrainer):
 
     def _policy_losses(self, batch: TransitionBatch, draws: list[ActionDraw]) -> Losses:
         """Return losses of policy and entropy coefficients, which learn from the same draws but not from each other."""
-        losses = Losses(torch.zeros((), device=self.model.device))
+        losses = Losses()
         positions = range(len(self.actors))
         for group in [positions] if self.is_shared else [[position] for position in positions]:
             of_group = self._discrete_losses if self._all_discrete[group[0]] else self._joint_losses

@@ -55,7 +55,7 @@ def two_networks():
 
 def toy_losses(networks, factor=1.0):
     """The sum of all weights, times a factor: each gradient is ``factor``."""
-    losses = Losses(torch.zeros(()))
+    losses = Losses()
     for (_, key), network in networks.items():
         loss = factor * network.weight.sum()
         losses.report("toy_loss", loss, key, weight=1.0)
@@ -162,7 +162,7 @@ def test_numbers_of_updates_are_averaged_by_event_and_group():
     ],
 )
 def test_a_loss_that_no_event_reports_is_an_error_that_names_both(event, key, message):
-    losses = Losses(torch.zeros(()))
+    losses = Losses()
     losses.report(event, torch.zeros(()), key)
     with pytest.raises(ConfigError, match=message):
         UpdateStats(ToyEvents).add(losses)
@@ -194,7 +194,7 @@ class OwnTrainer(EpochTrainer):
         return {"optimizer": self.optimizer, "generator": self.generator, "module": self.module}
 
     def _update(self):
-        losses = Losses(torch.zeros(()))
+        losses = Losses()
         for (_, key), network in self.networks.items():
             wanted = torch.rand((), generator=self.generator)
             loss = torch.stack([(p - wanted).square().mean() for p in network.parameters()]).sum()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.policy import HiddenStates
-from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_values_from
+from maze.core.agent.returns import ReturnFunction, Trajectories, next_values_from
 from maze.core.agent.state_critic_input_output import StateCriticOutput
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import products_of_rare_shapes
@@ -28,8 +28,6 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout import rollout_columns
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences, split_by_actor
-
-__all__ = ["GAE", "PolicyBatch", "RolloutBatch", "value_rollout"]
 
 # Rollouts of vector environments differ in their number of rows, and oneDNN compiles kernels for each size that is new
 # (0.5 ms for each minibatch of two networks). Large minibatches therefore have few different sizes.
@@ -58,6 +56,10 @@ class SubstepRows(NamedTuple):
         observation = {key: tensor.index_select(0, rows) for key, tensor in self.observation.items()}
         action = {key: tensor.index_select(0, rows) for key, tensor in self.action.items()}  # faster than tensor[rows]
         return SubstepRows(self.actor_id, observation, action)
+
+    def observed(self, rows: slice) -> SubstepRows:
+        """Return some rows, which share memory with these, without actions and logits."""
+        return SubstepRows(self.actor_id, {key: tensor[rows] for key, tensor in self.observation.items()}, {})
 
 
 class CostRows(NamedTuple):
@@ -268,7 +270,7 @@ def value_rollout(
                 outputs, sequences = sequenced.evaluate(substeps, index)
             elif keeps_outputs or returns.is_off_policy or not are_recorded:
                 outputs = model.evaluate(substeps)
-            values = (outputs[1] if outputs else model.evaluate_critic(substeps)).detached_values
+            values = outputs[1].detached_values if outputs else _values(model, substeps)
         with torch.no_grad():
             new = outputs[0].joint_log_probs_for_actions([one.action for one in substeps]) if outputs else []
             batch = PolicyBatch(substeps, values, new, index=index, sequences=sequences)
@@ -289,6 +291,20 @@ def value_rollout(
     if sequenced is not None:
         sequenced.update_hidden_states()
     return RolloutBatch([batch for batch in batches if batch.n_rows], max(1, int(columns.step_complete.sum())))
+
+
+def _values(model: TorchActorCritic, substeps: Sequence[SubstepRows]) -> list[Tensor]:
+    """Return the critic's outputs for all rows, `[n_rows]` each; many rows are evaluated in a multiple of 64, and the
+    rest.
+    """
+    n_rows = len(next(iter(substeps[0].observation.values())))
+    n_even = n_rows // _UNIT * _UNIT if n_rows >= _MANY_ROWS else n_rows
+    if n_even == n_rows:
+        return model.evaluate_critic(substeps).detached_values
+    even, rest = ([one.observed(rows) for one in substeps] for rows in (slice(n_even), slice(n_even, None)))
+    values = model.evaluate_critic(even).detached_values
+    with products_of_rare_shapes():
+        return [torch.cat(both) for both in zip(values, model.evaluate_critic(rest).detached_values, strict=True)]
 
 
 def _trajectories(
