@@ -81,16 +81,6 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     return int(value)
 
 
-def positive_number(key: str, value: Any) -> float:
-    """Check a positive number of a configuration.
-
-    :param key: Its key.
-    :param value: The number.
-    :raises ConfigError: It is not a number, or not above 0 and finite.
-    """
-    return number(key, value, 0.0, above=True)
-
-
 def number(
     key: str,
     value: Any,
@@ -137,7 +127,7 @@ def duration(key: str, value: Any) -> float:
         return float(match[1]) * _SECONDS[match[2]]
     if isinstance(value, str):
         raise ConfigValueError(f"{key}: expected seconds, or a time such as 50ms, 2s, 10min or 1h, found {value!r}.")
-    return positive_number(key, value)
+    return number(key, value, 0.0, above=True)
 
 
 # Types of fields that state a range, which `CheckedConfig` checks.
@@ -294,14 +284,16 @@ class EnvFactory:
 
     def __call__(self) -> Any:
         """Make an environment."""
-        from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper
         from maze.core.wrappers.wrapper_factory import WrapperFactory
 
         with imports_guarded(self._guard):
             env = self._make_env()
             if self.wrappers:
                 env = WrapperFactory.wrap_from_config(env, self.wrappers)
-        return env if self.timeout is None else CallTimeLimitWrapper.wrap(env, seconds=self.timeout)
+            if self.timeout is not None:
+                limit = "maze.core.wrappers.time_limit_wrapper.CallTimeLimitWrapper"
+                env = WrapperFactory.wrap_from_config(env, {limit: {"seconds": self.timeout}})
+        return env
 
     def _make_env(self) -> Any:
         env = self.env
