@@ -142,9 +142,8 @@ def _missing_config(error: MissingConfigException) -> str:
     if not options:
         return f"{group}={option}: there is no group {group!r}, or it is empty."
     message = f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
-    return message + (
-        f" A class of your own: '{group}={{_target_: {option}}}'." if "." in option and is_module_name(option) else ""
-    )
+    is_class = group in ("env", "policy") and "." in option and is_module_name(option)
+    return message + (f" A class of your own: '{group}={{_target_: {option}}}'." if is_class else "")
 
 
 def _composition(error: ConfigCompositionException) -> str:
