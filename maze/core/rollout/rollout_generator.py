@@ -364,7 +364,12 @@ def _choosing_function(env: Any, policy: Policy, logits_shapes: LogitsShapes | N
 
     def choose(observation: Any, actor: ActorID, record: SpacesRecord) -> Any:
         logits = {key: np.zeros((1, *shape), np.float32) for key, shape in logits_shapes[actor.step_key].items()}
-        action = compute_action(observation, env=env, actor_id=actor, logits_out=logits)
+        if policy.is_recurrent:  # its hidden states are kept by environment
+            action = compute_action(observation, env=env, actor_id=actor, logits_out=logits)
+        else:
+            batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
+            actions = policy.compute_actions(batch, actor, logits_out=logits)  # type: ignore[attr-defined]
+            action = {key: value[0] for key, value in actions.items()}
         record.logits = {key: value[0] for key, value in logits.items()}
         return action
 
