@@ -112,8 +112,7 @@ class TrajectoryRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
         record, self.episode_record = self.episode_record, None
         if record is None or not record.step_records or self.env.context.is_copied:
             return
-        env_time = record.step_records[-1].env_time
-        events = StepEventLog(0 if env_time is None else env_time + 1)
+        events = StepEventLog(self.env.get_env_time())
         actor = self._substeps[0].actor_id if self._substeps else self._next[0]
         record.append(StateRecord(self._state, None, events, None, None, None, self._components, actor))
         TrajectoryWriterRegistry.record_trajectory_data(record)
