@@ -525,7 +525,7 @@ class ImproveRunner(runners.EvaluationRunner):
         self._batched = simulation_of(env) is not None
         modules = [type(each).__module__ for each in (heuristic, env.core_env, *stack_of(env))]
         packages = {module.partition(".")[0] for module in modules}
-        self._trusted = trust_arguments(package for package in packages if is_own_package(package))
+        self._trusted = trust_arguments(filter(is_own_package, packages), self._project)
         try:
             played = self._played(HEURISTIC, env, heuristic, seconds, self._common_seeds)
         except BudgetSpentError as error:

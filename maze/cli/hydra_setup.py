@@ -28,7 +28,8 @@ from yaml import YAMLError
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, first_line
-from maze.core.utils.factory import Factory
+from maze.core.utils.config_utils import value_text
+from maze.core.utils.factory import Factory, is_module_name
 from maze.core.utils.stored_config import is_importable
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
@@ -135,9 +136,15 @@ def _missing_config(error: MissingConfigException) -> str:
     options = error.options or [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
     if not group:
         return f"-cn {missing}: there is no such root configuration." + suggestion(missing, options)
+    run = missing.removeprefix("policy/")
+    if run != missing and Path(run).is_dir():
+        return f"policy={run}: this is no option. The policy of a training run is policy=torch_policy input_dir={run}."
     if not options:
         return f"{group}={option}: there is no group {group!r}, or it is empty."
-    return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
+    message = f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
+    return message + (
+        f" A class of your own: '{group}={{_target_: {option}}}'." if "." in option and is_module_name(option) else ""
+    )
 
 
 def _composition(error: ConfigCompositionException) -> str:
@@ -245,8 +252,8 @@ SECTION = "wrappers"
 # Prefix of a packed key for each kind of override: change, remove, add.
 _MARKS = {"": "$", "~": "$-", "+": "$$"}
 _OVERRIDE = re.compile(rf"^(?P<sign>[+~]*){SECTION}\.(?P<path>[\w.-]+)(?P<value>(=.*)?)$", re.DOTALL)
-_SHELF = re.compile(r"^(?P<choice>policy(@(?P<package>[\w.]+))?)='?(?P<name>shelf:\w+)'?$")
-_CLASS = re.compile(r"^(\+\+)?(?=[\w.]+=\{[^{}]*\b_target_:)")
+_BUNDLE = re.compile(r"^(?P<choice>policy(@(?P<package>[\w.]+))?)='?(?P<name>shelf:\w+|[^'{}\[\]]+\.maze)'?$")
+_CLASS = re.compile(r"^(\+\+)?(policy@)?(?=[\w.]+=\{[^{}]*\b_target_:)")
 _PACKED = re.compile(rf"^\+\+{SECTION}\.(?P<mark>\$[$-]?)(?P<path>[\w$-]+)(?P<value>=.*)$", re.DOTALL)
 
 
@@ -292,7 +299,8 @@ def for_hydra(arguments: Iterable[str]) -> list[str]:
     """Return arguments in Hydra's grammar.
 
     Hydra splits keys at their dots, and keys of wrappers have dots: the path below `wrappers` becomes one key, which
-    :func:`apply_overrides` unpacks. `policy=shelf:<name>` becomes the option `bundle` with its argument.
+    :func:`apply_overrides` unpacks. `policy=shelf:<name>` and `policy=<file>.maze` become the option `bundle` with its
+    argument.
 
     :param arguments: Overrides, and other arguments of a command.
     """
@@ -301,11 +309,11 @@ def for_hydra(arguments: Iterable[str]) -> list[str]:
     cloned = "warm_start.policy."  # has no default whose values could be changed
     is_class = any(argument.startswith(f"{cloned}_target_=") for argument in arguments)
     for argument in (f"++{each}" if is_class and each.startswith(cloned) else each for each in arguments):
-        if (bundle := _SHELF.match(argument)) is None:
+        if (bundle := _BUNDLE.match(argument)) is None:
             readable.append(_OVERRIDE.sub(_packed, _CLASS.sub("++", argument)))  # a class has arguments of its own
         else:
             package = bundle["package"] or "policy"
-            readable += [f"{bundle['choice']}=bundle", f"{package}.bundle={bundle['name']}"]
+            readable += [f"{bundle['choice']}=bundle", f"{package}.bundle={value_text(bundle['name'])}"]
     return readable
 
 

@@ -31,6 +31,7 @@ _USES = ("input_dir", "policy", "policies", *GATE)
 
 WORTHLESS = (
     "hydra_config.yaml",
+    "model.yaml",
     "command.txt",
     "versions.json",
     "run.json",

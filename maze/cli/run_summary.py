@@ -31,7 +31,7 @@ from maze.core.utils.stored_config import (
     chosen_options,
     own_packages,
     read_plain_yaml,
-    trusted_here,
+    remembered,
 )
 from maze.report.progress import Progress, read_progress
 from maze.report.run_page import ReportWriter, RunFacts
@@ -214,12 +214,13 @@ def stored_overrides(directory: Path) -> list[str]:
 # -- commands for a run ------------------------------------------------------------------------------------------------
 
 
-def trust_arguments(packages: Iterable[str]) -> list[str]:
+def trust_arguments(packages: Iterable[str], project: Path) -> list[str]:
     """Return the arguments by which a command may import the user's packages that stored runs name.
 
     :param packages: The packages; none: there are no arguments.
+    :param project: Working directory of the command, for which packages may be remembered as trusted.
     """
-    names = ",".join(sorted(set(packages) - set(trusted_here())))
+    names = ",".join(sorted(set(packages) - set(remembered(project))))
     return [TRUST, names] if names else []
 
 
@@ -238,7 +239,7 @@ def run_commands(directory: Path, project: Path, usable: Container[str] | None =
     cfg, arguments = read_plain_yaml(directory / CONFIG_FILE), stored_arguments(directory)
     shown = shown_path(directory, project)
     run, commands = value_text(shown), dict[str, str]()
-    trusted = trust_arguments(own_packages(cfg)) if usable is None else []
+    trusted = trust_arguments(own_packages(cfg), project) if usable is None else []
     if has("state_dict.pt", SPACES_FILE) and "algorithm" in cfg:
         commands = {
             "Show an episode of its best policy": command_text("--play", str(shown), *trusted),

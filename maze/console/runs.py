@@ -155,9 +155,8 @@ class RunConsole(LogStatsWriter):
     def _known_rows(self) -> dict[str, Row]:
         """Return all rows by the names that configure them."""
         names = list(dict.fromkeys(name for _, values in self._paths.values() for name in values))
-        rows = {
-            label: Row(label, (column,), spread) for label, (column, spread) in _NAMED_ROWS.items() if column in names
-        }
+        named = {name: of_row for name, of_row in _NAMED_ROWS.items() if of_row[0] in names}
+        rows = {name: Row(name, (column,), spread) for name, (column, spread) in named.items()}
         by_event: dict[str, list[str]] = {}
         for name in names:
             if name.startswith(f"{KPI}mean/"):

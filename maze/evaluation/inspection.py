@@ -66,13 +66,15 @@ def inspected_episode(
         if not seen:
             values.append(value)
         action = act(observation, actor)
+        with env.context.events_dropped():
+            others_of_step = [_alternative(*other, observation, actor, action) for other in alternatives.items()]
         decisions[-1].append(
             {
                 "actor": actor_text(actor),
                 "value": _rounded(value),
                 **_considered(policy, env, observation, actor, action),
                 "planned": _planned(policy),
-                "others": [_alternative(name, each, observation, actor, action) for name, each in alternatives.items()],
+                "others": others_of_step,
             }
         )
         seen.append(observation)

@@ -275,14 +275,17 @@ def what_if(
     taken: list[str] = []
 
     def decide(position: int, observation: Any, actor: ActorID) -> Any:
-        own = None if act is None else act(observation, actor)
+        if position > changed or (position == changed and action is None):
+            return player.recorded_action(position, observation, actor) if act is None else act(observation, actor)
+        if act is not None:  # its generators advance as if it acted
+            with player.env.context.events_dropped():
+                act(observation, actor)
+        before = player.actions[position][1]
         if position < changed:
-            return player.actions[position][1]
-        if position == changed and action is not None:
-            chosen = _merged(action, player.actions[position][1], observation, actor, player.env, step)
-            taken.append(f"{text_of(chosen)} in place of {text_of(player.actions[position][1])}")
-            return chosen
-        return player.recorded_action(position, observation, actor) if act is None else own
+            return before
+        chosen = _merged(action, before, observation, actor, player.env, step)
+        taken.append(f"{text_of(chosen)} in place of {text_of(before)}")
+        return chosen
 
     other = player.play(decide)
     following = "the recorded actions" if policy is None else marked(type(policy).__name__, policy)

@@ -15,7 +15,6 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
@@ -28,8 +27,8 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.utils.config_utils import number
 from maze.core.utils.factory import locate, named_module
-from maze.core.wrappers import maze_gym_env_wrapper
 from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted, import_modules
+from maze.core.wrappers.maze_gym_env_wrapper import ForeignCoreEnv, GymActionConversion, GymObservationConversion
 
 _NUMBERED = re.compile(r"(.*[^\d_-])[_-]?\d+")
 # Largest number of agents whose returns are KPIs.
@@ -176,17 +175,14 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
                     f"from its {own[0]} and {own[1]}."
                 )
         # the conversions of gymnasium environments need only their spaces
-        conversions = {key: maze_gym_env_wrapper.GymActionConversion(adapter) for key, adapter in adapters.items()}
+        conversions = {key: GymActionConversion(adapter) for key, adapter in adapters.items()}
         heads = {(head, repr(space)) for one in conversions.values() for head, space in one.space().spaces.items()}
-        is_unique = len(dict(heads)) == len(heads)  # a model has one distribution per name
+        if len(dict(heads)) < len(heads):  # a model has one distribution per name
+            conversions = {key: GymActionConversion(adapter, f"{key}_") for key, adapter in adapters.items()}
         super().__init__(
             core_env=PettingZooCoreEnv(aec_env, actors, adapters, random_opponents, make),
-            action_conversion_dict=conversions
-            if is_unique
-            else {key: RenamedActions(conversion, f"{key}_") for key, conversion in conversions.items()},
-            observation_conversion_dict={
-                key: maze_gym_env_wrapper.GymObservationConversion(adapter) for key, adapter in adapters.items()
-            },
+            action_conversion_dict=conversions,
+            observation_conversion_dict={key: GymObservationConversion(each) for key, each in adapters.items()},
         )
 
 
@@ -222,10 +218,9 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = observation_space, action_space
         self._seen: Any = None
         self._taken: Any = None
-        wrapped = adapted(self, drop, encode)
-        self._wrapped = None if wrapped is self else wrapped
-        if self._wrapped is not None:
-            self.observation_space, self.action_space = wrapped.observation_space, wrapped.action_space
+        self._wrapped = adapted(self, drop, encode)
+        """The wrappers around this object; itself where none are needed."""
+        self.observation_space, self.action_space = self._wrapped.observation_space, self._wrapped.action_space
 
     def observed(self, observation: Any, info: Mapping[str, Any]) -> Any:
         """Adapt an observation of PettingZoo."""
@@ -233,15 +228,11 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
             shown = observation if self._is_dict else {"observation": observation}
             mask = info.get(ACTION_MASK)
             observation = {**shown, ACTION_MASK: self._all_valid if mask is None else mask}
-        if self._wrapped is None:
-            return observation
         self._seen = observation
         return self._wrapped.reset()[0]
 
     def taken(self, action: Any) -> Any:
         """Adapt an action to PettingZoo's environment."""
-        if self._wrapped is None:
-            return action
         self._wrapped.step(action)
         return self._taken
 
@@ -253,31 +244,6 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._taken = action
         return self._seen, 0.0, False, False, {}
-
-
-class RenamedActions(ActionConversionInterface):
-    """Conversion whose actions have a prefix in their names.
-
-    :param conversion: The conversion.
-    :param prefix: The prefix.
-    """
-
-    def __init__(self, conversion: ActionConversionInterface, prefix: str) -> None:
-        self._conversion = conversion
-        self._prefix = prefix
-
-    @override(ActionConversionInterface)
-    def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
-        own = {name.removeprefix(self._prefix): value for name, value in action.items()}
-        return self._conversion.space_to_maze(own, maze_state)
-
-    @override(ActionConversionInterface)
-    def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        return {f"{self._prefix}{head}": value for head, value in self._conversion.maze_to_space(maze_action).items()}
-
-    @override(ActionConversionInterface)
-    def space(self) -> spaces.Dict:
-        return spaces.Dict({f"{self._prefix}{head}": space for head, space in self._conversion.space().items()})
 
 
 def actors_of(env: Any, policies: str | Mapping[str, str]) -> dict[str, ActorID]:
@@ -340,7 +306,7 @@ class AgentReturns(KpiCalculator):
         return kpis if len(kpis) <= _MOST_RETURNS else {}
 
 
-class PettingZooCoreEnv(CoreEnv):
+class PettingZooCoreEnv(ForeignCoreEnv):
     """A PettingZoo environment as a core environment. Its state is the observation of the next agent.
 
     :param env: The environment, AEC.
@@ -358,9 +324,7 @@ class PettingZooCoreEnv(CoreEnv):
         random_opponents: float = 0.0,
         make: Callable[..., Any] | None = None,
     ) -> None:
-        super().__init__()
-        self.env = env
-        self.renderer = maze_gym_env_wrapper.GymRenderer(env)
+        super().__init__(env)
         self.events = Pubsub(self.context.event_service).create_event_topic(AgentEvents)
         self._actors = dict(actors)
         self._adapters = dict(adapters)
@@ -368,7 +332,6 @@ class PettingZooCoreEnv(CoreEnv):
         self._make = make
         self._rng = np.random.default_rng()
         self._next_seed: int | None = None
-        self._maze_state: MazeStateType = None
         self._shares: np.ndarray = np.zeros(0)
         self._begin_episode()
 
@@ -508,14 +471,6 @@ class PettingZooCoreEnv(CoreEnv):
         self._rng = np.random.default_rng(self._next_seed)
 
     @override(CoreEnv)
-    def close(self) -> None:
-        self.env.close()
-
-    @override(CoreEnv)
-    def get_maze_state(self) -> MazeStateType:
-        return self._maze_state
-
-    @override(CoreEnv)
     def actor_id(self) -> ActorID:
         return self._actors[self._agent]
 
@@ -537,27 +492,10 @@ class PettingZooCoreEnv(CoreEnv):
         return dict(Counter(actor.step_key for actor in self._actors.values()))
 
     @override(CoreEnv)
-    def get_renderer(self) -> maze_gym_env_wrapper.GymRenderer:
-        return self.renderer
-
-    @override(CoreEnv)
     def get_kpi_calculator(self) -> AgentReturns:
         return AgentReturns()
 
-    @property
-    def can_be_made_again(self) -> bool:
-        """Whether the environment was made by name or function, not given as an object."""
-        return self._make is not None
-
-    def set_render_mode(self, render_mode: str) -> None:
-        """Make the environment again with another render mode. The running episode is lost: call it before `reset`.
-
-        :param render_mode: One of the environment's modes; with the present one, nothing is done.
-        :raises ConfigError: The environment was given as an object.
-        """
-        if getattr(self.env, "render_mode", None) == render_mode:
-            return
-        if self._make is None:
-            raise ConfigError(f"{self!r} was not made by name; make it with render_mode={render_mode!r} yourself.")
-        self.env.close()
-        self.env = self.renderer.env = as_aec(self._make(render_mode=render_mode))
+    @override(ForeignCoreEnv)
+    def _maker(self) -> Callable[..., Any] | None:
+        make = self._make
+        return None if make is None else lambda **arguments: as_aec(make(**arguments))

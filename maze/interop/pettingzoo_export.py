@@ -50,12 +50,8 @@ class MazeAECEnv(AECEnv):
         self.maze_env = env
         """The Maze environment."""
         self.render_mode = render_mode
-        self.metadata = {
-            "name": type(env.core_env).__name__,
-            "render_modes": RENDER_MODES,
-            "render_fps": 10,
-            "is_parallelizable": False,
-        }
+        name = type(env.core_env).__name__
+        self.metadata = {"name": name, "render_modes": RENDER_MODES, "render_fps": 10, "is_parallelizable": False}
         self._actor_of: dict[str, ActorID] = {}
         self._step_keys: dict[str, StepKeyType] = {_prefix(key): key for key in env.action_spaces_dict}
         counts = env.agent_counts_dict

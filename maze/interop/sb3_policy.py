@@ -11,6 +11,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from maze.core.agent.action_distribution import chosen_actions
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionBounds
@@ -222,9 +224,7 @@ def _observed(described: Any, space: spaces.Dict, path: Path) -> tuple[list[str]
         # the entries are described as text; their names are parsed
         names = re.findall(r"'(\w+)': ", str(described.get("spaces")))
         if missing := [name for name in names if name not in space.spaces]:
-            raise CheckpointError(
-                f"{path}: the model observes {', '.join(missing)}; here there are {list(space.spaces)}."
-            )
+            raise CheckpointError(f"{path}: the model observes {', '.join(missing)}; there are {list(space.spaces)}.")
         return names, spaces.Dict({name: space.spaces[name] for name in names})
     names = [name for name in space.spaces if not name.endswith("mask")] or list(space.spaces)
     names = [_NAMELESS] if _NAMELESS in names else names
@@ -240,6 +240,7 @@ def _observed(described: Any, space: spaces.Dict, path: Path) -> tuple[list[str]
 # -- Maze policies in stable-baselines3 --------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class SB3Predictor:
     """A policy with the `predict` method of stable-baselines3 models: for `evaluate_policy`, `VecVideoRecorder`, ...
 
@@ -252,25 +253,18 @@ class SB3Predictor:
     :raises ConfigError: The policy needs the environment or its state.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        actor_id: ActorID,
-        shapes: Mapping[str, tuple[int, ...]],
-        heads: Mapping[str, Callable[[np.ndarray], np.ndarray]],
-        packs_actions: bool = False,
-    ) -> None:
-        if not getattr(policy, "is_recurrent", False) and (policy.needs_state() or policy.needs_env()):
+    policy: Policy
+    actor_id: ActorID
+    shapes: Mapping[str, tuple[int, ...]]
+    heads: Mapping[str, Callable[[np.ndarray], np.ndarray]]
+    packs_actions: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.policy.is_recurrent and (self.policy.needs_state() or self.policy.needs_env()):
             raise ConfigError(
-                f"to_sb3: {type(policy).__name__} needs the environment or its state, but `predict` gets only "
+                f"to_sb3: {type(self.policy).__name__} needs the environment or its state, but `predict` gets only "
                 "observations."
             )
-        self.policy = policy
-        """The Maze policy."""
-        self._actor_id = actor_id
-        self._shapes = dict(shapes)
-        self._heads = dict(heads)
-        self._packs_actions = packs_actions or len(self._heads) > 1
 
     def predict(
         self, observation: Any, state: Any = None, episode_start: np.ndarray | None = None, deterministic: bool = False
@@ -287,20 +281,22 @@ class SB3Predictor:
         :raises EnvironmentContractError: An observation or a hidden state is missing, or has another shape.
         """
         entries = self._entries(observation)
-        is_batch = all(value.ndim > len(self._shapes[name]) for name, value in entries.items())
+        is_batch = all(value.ndim > len(self.shapes[name]) for name, value in entries.items())
         for name, value in entries.items():
-            if value.shape[int(is_batch) :] != self._shapes[name]:
-                shape = self._shapes[name]
+            if value.shape[int(is_batch) :] != self.shapes[name]:
+                shape = self.shapes[name]
                 raise EnvironmentContractError(
                     f"predict: expected the observation `{name}` in the shape {shape}, or, for all observations, "
                     f"{('n_envs', *shape)}, found {value.shape}."
                 )
         batch = {name: value if is_batch else value[np.newaxis] for name, value in entries.items()}
-        if getattr(self.policy, "is_recurrent", False):
-            state = self._states(state, episode_start, len(next(iter(batch.values()))))
-        chosen = self._actions(batch, deterministic, state)
-        actions = {head: convert(chosen[head]) for head, convert in self._heads.items()}
-        rows: Any = split_rows(actions) if self._packs_actions else next(iter(actions.values()))
+        more = {}
+        if self.policy.is_recurrent:
+            more["states"] = state = self._states(state, episode_start, len(next(iter(batch.values()))))
+        chosen = chosen_actions(self.policy, batch, self.actor_id, deterministic, **more)
+        actions = {head: convert(chosen[head]) for head, convert in self.heads.items()}
+        is_packed = self.packs_actions or len(actions) > 1
+        rows: Any = split_rows(actions) if is_packed else next(iter(actions.values()))
         return (rows if is_batch else rows[0]), state
 
     def seed(self, seed: int) -> None:
@@ -310,7 +306,7 @@ class SB3Predictor:
     def _states(self, state: Any, episode_start: np.ndarray | None, n_rows: int) -> dict[str, np.ndarray]:
         """Return hidden states `[n_rows, size]` by key, which the recurrent policy overwrites."""
         policy: Any = self.policy
-        states = {key: np.zeros((n_rows, size), np.float32) for key, size in policy.state_sizes(self._actor_id).items()}
+        states = {key: np.zeros((n_rows, size), np.float32) for key, size in policy.state_sizes(self.actor_id).items()}
         for key, array in states.items():
             if state is not None:
                 found = np.shape(state[key]) if isinstance(state, Mapping) and key in state else None
@@ -324,28 +320,18 @@ class SB3Predictor:
                 array[np.asarray(episode_start, np.bool_)] = 0.0
         return states
 
-    def _actions(self, batch: dict[str, np.ndarray], deterministic: bool, state: Any) -> dict[str, np.ndarray]:
-        compute_actions: Any = getattr(self.policy, "compute_actions", None)
-        if compute_actions is not None:
-            more = {"states": state} if getattr(self.policy, "is_recurrent", False) else {}
-            chosen: dict[str, np.ndarray] = compute_actions(batch, self._actor_id, deterministic, **more)
-            return chosen
-        observations = split_rows(batch)
-        rows = [self.policy.compute_action(row, None, None, self._actor_id, deterministic) for row in observations]
-        return {head: np.stack([np.asarray(row[head]) for row in rows]) for head in self._heads}
-
     def _entries(self, observation: Any) -> dict[str, np.ndarray]:
         if not isinstance(observation, Mapping):
-            if len(self._shapes) != 1:
+            if len(self.shapes) != 1:
                 raise EnvironmentContractError(
-                    f"predict: expected a dictionary with the observations {', '.join(self._shapes)}, found one array."
+                    f"predict: expected a dictionary with the observations {', '.join(self.shapes)}, found one array."
                 )
-            observation = {next(iter(self._shapes)): observation}
-        if missing := [name for name in self._shapes if name not in observation]:
+            observation = {next(iter(self.shapes)): observation}
+        if missing := [name for name in self.shapes if name not in observation]:
             raise EnvironmentContractError(
                 f"predict: the observation {', '.join(missing)} is missing; there are {', '.join(observation)}."
             )
-        return {name: np.asarray(observation[name]) for name in self._shapes}
+        return {name: np.asarray(observation[name]) for name in self.shapes}
 
 
 def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Sequence[str] = ()) -> SB3Predictor:
@@ -401,23 +387,21 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
     return SB3Predictor(policy, ActorID(step_key, 0), shapes, heads, packs_actions)
 
 
-def _heads(
-    action_space: Mapping[str, spaces.Space[Any]], foreign: Any
-) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+def _heads(action_space: Mapping[str, spaces.Space[Any]], env: Any) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """Return the conversion of the policy's actions to the environment's, by head.
 
     :param action_space: Spaces of the policy's heads.
-    :param foreign: The gymnasium environment of the caller; `None`: it is one of Maze.
+    :param env: The gymnasium environment of the caller; `None`: it is one of Maze.
     """
     bounds = ActionBounds(spaces.Dict(dict(action_space)))
-    if foreign is None:
+    if env is None:
         return {head: partial(bounds.clip_rows, head) for head in action_space}
-    leaves = action_leaves(foreign.action_space)[1]
+    leaves = action_leaves(env.action_space)[1]
     expected = {head: leaf.space.shape for head, leaf in leaves.items()}
     found = {head: space.shape for head, space in action_space.items()}
     if found != expected:
         raise ConfigError(
-            f"to_sb3: the policy chooses actions of the shapes {found}, and {gym_env_name(foreign)} takes {expected}. "
+            f"to_sb3: the policy chooses actions of the shapes {found}, and {gym_env_name(env)} takes {expected}. "
             "Give the environment with the wrappers that the policy was trained with, exported by to_gymnasium."
         )
 

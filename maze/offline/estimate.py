@@ -21,16 +21,21 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import spaces
+from torch import nn
 
-from maze.core.agent.action_distribution import distributions_of, log_probabilities
+from maze.core.agent.action_distribution import allowed_actions, distributions_of, log_probabilities
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import Policy
 from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.core.utils.config_utils import number, whole_number
+from maze.core.utils.seeding import seeded_generator
 from maze.core.utils.stats_utils import Estimate
+from maze.distributions.utils import isolated_global_generator
 from maze.offline.fitted_q import FittedQConfig, FittedValues, fit_q
 
 BEHAVIOUR = "behaviour"
@@ -320,6 +325,50 @@ class Weighting:
 def _lacking(ratios: Array) -> float:
     """Return by how much the mean of ratios is below 1, less two standard errors; at least 0."""
     return max(0.0, 1.0 - float(ratios.mean()) - 2.0 * float(ratios.std() / np.sqrt(len(ratios))))
+
+
+def cloned_propensities(
+    data: LoggedSteps, action_spaces: Mapping[StepKeyType, spaces.Dict], seed: int, n_updates: int = 1000
+) -> Array:
+    """Estimate the probabilities of the logged actions by cloning the policy that acted, `[n_decisions]`.
+
+    A small network for each sub-step key predicts the choices of each head from the observations. Masked choices have
+    probability 0.
+
+    :param data: The decisions.
+    :param action_spaces: Action spaces by step key; all heads are `Discrete`.
+    :param seed: Of initial weights and minibatches.
+    :param n_updates: Gradient steps, of 256 decisions each.
+    :raises ConfigError: A head is not `Discrete` from 0 on, or masks exclude actions of the log.
+    """
+    found, rng = np.empty(len(data)), np.random.default_rng(seed)
+    for key, table in data.tables.items():
+        n, heads = table.n_actions, action_spaces[key].spaces
+        observations = {name: values[:n] for name, values in table.observations.items()}
+        masks = allowed_actions(observations, action_spaces[key], {})
+        allowed = torch.cat([torch.as_tensor(mask) for mask in masks.values()], 1)
+        seen = np.concatenate([np.asarray(values, np.float32).reshape(n, -1) for values in observations.values()], 1)
+        inputs = torch.from_numpy((seen - seen.mean(0)) / np.maximum(seen.std(0), 1e-6))
+        with isolated_global_generator(seeded_generator(int(rng.integers(2**31)))):
+            network = nn.Sequential(nn.Linear(inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, allowed.shape[1]))
+        sizes = [mask.shape[1] for mask in masks.values()]
+        taken = torch.stack([torch.as_tensor(table.actions[head].astype(np.int64)) for head in heads], 1)
+
+        def log_probs(rows: torch.Tensor) -> torch.Tensor:
+            logits = network(inputs[rows]).masked_fill(~allowed[rows], torch.finfo(torch.float32).min)  # noqa: B023
+            parts = zip(logits.split(sizes, 1), taken[rows].unbind(1), strict=True)  # noqa: B023
+            return torch.stack([-nn.functional.cross_entropy(part, a, reduction="none") for part, a in parts]).sum(0)
+
+        optimizer = FlatAdam({"clone": network}, 2e-3, eps=1e-8)
+        for _ in range(n_updates):
+            optimizer.zero_grad()
+            (-log_probs(torch.from_numpy(rng.integers(n, size=256))).mean()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.inference_mode():
+            found[data.positions(key)] = log_probs(torch.arange(n)).double().exp().numpy()
+    if n_excluded := int((found == 0).sum()):
+        raise ConfigError(f"behaviour=cloned: the action masks exclude {n_excluded} of {len(found)} logged actions.")
+    return found
 
 
 def unlogged_share(

@@ -12,10 +12,11 @@ import numpy as np
 
 from maze.core.agent.action_distribution import log_probabilities
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, GateNotPassedError
+from maze.core.errors import ConfigError, GateNotPassedError, unknown_key_error
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
+from maze.core.trajectory_recording.records.spaces_record import ACTED_BY
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, TrajectoryRecord
 from maze.core.utils.config_utils import number
@@ -25,7 +26,6 @@ from maze.core.utils.stats_utils import Estimate, t_interval
 from maze.evaluation import runners
 from maze.evaluation.comparison import intervals_figure
 from maze.offline import estimate
-from maze.offline.action_probabilities import cloned_propensities
 from maze.report.page import Page, fact_list, page_section, table
 from maze.runner import Runner
 from maze.utils.process import use_one_thread
@@ -37,13 +37,25 @@ _HEADER = ("policy", "estimator", "estimate", "95 %", "effective episodes", "lar
 
 
 class CompleteTrajectoryProcessor(IdentityWithNextObservationTrajectoryProcessor):
-    """Add next observations to recorded states; keep all steps of recorded observations and actions."""
+    """Add next observations to recorded states; keep all steps of recorded observations and actions.
+
+    :param acted_by: Name of the policy in a decision log whose episodes are kept; `None`: all trajectories are.
+    """
+
+    def __init__(self, acted_by: str | None = None) -> None:
+        self.acted_by = acted_by
+        self.known = set[str]()
+        """Names of the policies that acted in the processed episodes."""
 
     @override(IdentityWithNextObservationTrajectoryProcessor)
     def process(self, trajectory: TrajectoryRecord[Any], conversion_env: Any) -> list[list[StructuredSpacesRecord]]:
-        if isinstance(trajectory, SpacesTrajectoryRecord):
-            return [list(trajectory.step_records)]
-        return super().process(trajectory, conversion_env)
+        records = trajectory.step_records if isinstance(trajectory, SpacesTrajectoryRecord) else []
+        infos = [substep.info or {} for step in records for substep in step.substep_records]
+        names = dict.fromkeys(str(info[ACTED_BY]) for info in infos if ACTED_BY in info)
+        self.known.update(names)
+        if self.acted_by is not None and list(names) != [self.acted_by]:
+            return []
+        return [list(records)] if records else super().process(trajectory, conversion_env)
 
 
 @dataclass
@@ -65,6 +77,7 @@ class EstimationRunner(runners.EvaluationRunner):
     :param n_bootstrap: Number of bootstrap samples of the episodes.
     :param min_effective_episodes: Estimates that weight episodes are refused below this effective sample size.
     :param max_unsupported: Largest accepted share of decisions without support in the log.
+    :param acted_by: Name of the policy in the decision log of a server whose episodes are used; `None`: all episodes.
     :param estimates: The result of :meth:`run`.
     """
 
@@ -78,6 +91,7 @@ class EstimationRunner(runners.EvaluationRunner):
     n_bootstrap: int = 200
     min_effective_episodes: float = 50.0
     max_unsupported: float = 0.1
+    acted_by: str | None = None
     estimates: list[estimate.PolicyEstimate] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +124,7 @@ class EstimationRunner(runners.EvaluationRunner):
         logs = {name: self._logged(name, entry) for name, entry in entries.items()}
         if self.behaviour == CLONED:
             for log, _, action_spaces in logs.values():
-                log.propensities = cloned_propensities(log, action_spaces, config.seed)
+                log.propensities = estimate.cloned_propensities(log, action_spaces, config.seed)
         elif self.behaviour is not None:
             data, policy, action_spaces = logs[self.behaviour]
             propensities = np.exp(log_probabilities(data, policy, action_spaces))
@@ -133,6 +147,7 @@ class EstimationRunner(runners.EvaluationRunner):
         facts = log_facts(data, is_cloned=self.behaviour == CLONED)
         print("\n".join(f"{name}: {text}" for name, text in facts), flush=True)
         if found:
+            print(f"Discounted returns (runner.gamma={self.gamma:g}):", flush=True)
             print("\n".join(aligned([_HEADER, *(_cells(entry) for entry in found)])), flush=True)
         for text in dict.fromkeys(entry.refusal for entry in found if entry.refusal):
             print(f"Refused: {text}", flush=True)
@@ -147,11 +162,10 @@ class EstimationRunner(runners.EvaluationRunner):
         """Return the log as the policy of an entry observes it, the policy and the action spaces."""
         env, policy = self.built(entry, name=name)
         with closing(env):
-            dataset = InMemoryDataset(
-                input_data=self.data,
-                conversion_env_factory=lambda: env,
-                trajectory_processor=CompleteTrajectoryProcessor(),
-            )
+            processor = CompleteTrajectoryProcessor(self.acted_by)
+            dataset = InMemoryDataset(self.data, conversion_env_factory=lambda: env, trajectory_processor=processor)
+            if self.acted_by is not None and not len(dataset):
+                raise unknown_key_error(f"{self._section}.acted_by: policy", self.acted_by, sorted(processor.known))
             data = LoggedSteps.of_dataset(dataset)
             data.require_spaces(env.observation_spaces_dict, env.action_spaces_dict)
             return data.ended_by_truncations() if self.truncation_ends else data, policy, env.action_spaces_dict
@@ -241,11 +255,13 @@ def log_facts(data: LoggedSteps, is_cloned: bool = False) -> list[tuple[str, str
     """
     continues = "they continue in estimates with fitted values only (`runner.truncation_ends=true`: they end)"
     lengths, returns, n_known = data.lengths, data.returns(), int(np.isfinite(data.propensities).sum())
-    low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95))
+    of_returns = "mean {:.4g}, median {:.4g}, 5 to 95 %: {:.4g} to {:.4g}; not discounted".format(
+        returns.mean(), *np.quantile(returns, (0.5, 0.05, 0.95))
+    )
     facts = [
         ("Episodes", str(data.n_episodes)),
         ("Decisions", f"{len(data)} ({lengths.min()} to {lengths.max()} in an episode)"),
-        ("Returns", f"mean {returns.mean():.4g}, median {middle:.4g}, 5 to 95 %: {low:.4g} to {high:.4g}"),
+        ("Returns", of_returns),
         ("Truncated episodes", f"{n}; {continues}" if (n := int(data.truncated.sum())) else "0"),
         (
             "Probabilities of the actions",
@@ -290,20 +306,18 @@ def _label(entry: estimate.PolicyEstimate, data: LoggedSteps) -> str:
     return f"{entry.estimator}, beyond truncations" if is_beyond else entry.estimator
 
 
-def estimation_page(
-    entries: Sequence[estimate.PolicyEstimate], data: LoggedSteps, facts: list[tuple[str, str]]
-) -> Page:
+def estimation_page(entries: Sequence[estimate.PolicyEstimate], log: LoggedSteps, facts: list[tuple[str, str]]) -> Page:
     """Build the HTML report: estimates of each policy beside the return of the log.
 
     :param entries: The estimates.
-    :param data: The log.
+    :param log: The log.
     :param facts: Its description.
     """
     policies = [name for name in dict.fromkeys(entry.policy for entry in entries) if name != estimate.BEHAVIOUR]
     names = " / ".join(policies) if len(policies) <= 4 else f"{len(policies)} policies"
     sections = [page_section("Log", facts=fact_list(facts))]
     for policy in policies:
-        own = {_label(entry, data): entry for entry in entries if entry.policy in (policy, estimate.BEHAVIOUR)}
+        own = {_label(entry, log): entry for entry in entries if entry.policy in (policy, estimate.BEHAVIOUR)}
         shown = [(label, entry.estimate) for label, entry in own.items() if not entry.refusal]
         figure = intervals_figure("Estimates, with 95 % intervals", shown, [np.empty(0)] * len(shown), None)
         rows = [(label, *_cells(entry)[2:], entry.refusal) for label, entry in own.items()]
@@ -311,7 +325,7 @@ def estimation_page(
         sections.append(page_section(policy, f'<div class="pair">{figure}</div>', facts=facts_of_policy))
     return Page(
         title="Estimates of " + names if policies else "Logged episodes",
-        subtitle=f"discounted return of an episode, estimated from {data.n_episodes} logged episodes",
+        subtitle=f"discounted return of an episode, estimated from {log.n_episodes} logged episodes",
         note=f"written {datetime.now():%Y-%m-%d %H:%M:%S}; 95 % intervals by bootstrap over episodes; effective "
         "episodes: number of equally weighted episodes that the weighted ones are worth (Kish 1965)",
         sections=sections,

@@ -20,18 +20,19 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze.core.agent.action_distribution import Arrays, action_distribution
+from maze.core.agent.action_distribution import ActionDistribution, Arrays, action_distribution
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_state_action_critic import encode_action
+from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.trajectory_recording.datasets.logged_steps import Array, LoggedSteps
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.utils import isolated_global_generator
-from maze.offline.action_probabilities import are_enumerated, candidates
 
 _EPISODES_AT_ONCE = 256  # whose matrices are kept in memory at the same time
 _CHUNK = 512  # actions that are evaluated at once, so that activations stay in the cache
+_MOST_ENUMERATED = 64  # joint actions of a sub-step that are averaged over; those of others are sampled
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,44 @@ class FittedValues:
         """
         theta = self.coefficients[fits].T
         return self.of_actions @ theta, self.of_observations @ theta, self.of_ends @ theta
+
+
+def are_enumerated(action_space: spaces.Dict) -> bool:
+    """Return whether :func:`candidates` are all joint actions.
+
+    :param action_space: Action space of a sub-step: all heads are `Discrete` from 0 on, with few joint actions.
+    """
+    sizes = [part.n for part in action_space.values() if isinstance(part, spaces.Discrete) and part.start == 0]
+    return len(sizes) == len(action_space.spaces) and bool(np.prod(sizes) <= _MOST_ENUMERATED)
+
+
+def candidates(
+    distribution: ActionDistribution, action_space: spaces.Dict, n_rows: int, n_samples: int, rng: np.random.Generator
+) -> tuple[Arrays, Array]:
+    """Return actions over which an expectation under a policy is taken: all joint actions, or sampled ones.
+
+    Sampled actions are clipped to the bounds of the space, as environments clip them.
+
+    :param distribution: The policy's distribution in `n_rows` observations.
+    :param action_space: Action space of the sub-step.
+    :param n_rows: Number of observations.
+    :param n_samples: Number of sampled actions of each row, where actions are not enumerated.
+    :param rng: Generator for sampling.
+    :return: Actions `[n_rows, n_candidates, *shape]` by head, and their weights `[n_rows, n_candidates]`, of sum 1.
+    """
+    heads = action_space.spaces
+    if not are_enumerated(action_space):
+        drawn, bounds = [distribution.sample(rng) for _ in range(n_samples)], ActionBounds(action_space)
+        actions = {head: bounds.clip_rows(head, np.stack([draw[head] for draw in drawn], 1)) for head in drawn[0]}
+        return actions, np.full((n_rows, n_samples), 1.0 / n_samples)
+    sizes = [space.n for space in heads.values() if isinstance(space, spaces.Discrete)]
+    columns = [
+        {head: np.full(n_rows, choice) for head, choice in zip(heads, choices, strict=True)}
+        for choices in product(*(range(n) for n in sizes))
+    ]
+    weights = np.exp(np.stack([distribution.log_prob(column) for column in columns], 1))
+    actions = {head: np.stack([column[head] for column in columns], 1) for head in columns[0]}
+    return actions, weights / weights.sum(1, keepdims=True)
 
 
 class _Inputs:

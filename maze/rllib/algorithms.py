@@ -93,10 +93,9 @@ def value_at(result: Mapping[str, Any], path: str) -> float | None:
     return float(found) if is_number(found) else None
 
 
-_SHORT_NAMES = {
-    "episode_return_mean": "env_runners/episode_return_mean",
-    "timesteps_total": "env_runners/num_env_steps_sampled_lifetime",
-}
+RETURN, STEPS = "env_runners/episode_return_mean", "env_runners/num_env_steps_sampled_lifetime"
+"""Paths of the mean return of training episodes, and of the environment steps so far, in a result."""
+_SHORT_NAMES = {"episode_return_mean": RETURN, "timesteps_total": STEPS}
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,12 @@ from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from torch import nn
 
 from maze.core.agent.torch_model import as_float_tensors
-from maze.core.agent.torch_state_action_critic import TorchStateActionCritic, encode_action, q_values_key
+from maze.core.agent.torch_state_action_critic import (
+    TorchStateActionCritic,
+    encode_action,
+    masked_log_probs,
+    q_values_key,
+)
 from maze.core.agent.torch_state_critic import TorchStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
@@ -85,14 +91,11 @@ class MazeActionDistribution(Distribution):
         super().__init__()
         self.logits = logits
         self.is_deterministic = is_deterministic
-        self._joint: DictProbabilityDistribution | None = None
 
-    @property
+    @cached_property
     def joint(self) -> DictProbabilityDistribution:
         """Maze's distribution."""
-        if self._joint is None:
-            self._joint = self.mapper.logits_dict_to_distribution(self.split(self.logits), temperature=1.0)
-        return self._joint
+        return self.mapper.logits_dict_to_distribution(self.split(self.logits), temperature=1.0)
 
     @classmethod
     def join(cls, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -414,9 +417,9 @@ class SoftActorCriticModule(MazeRLModule, apis.InferenceOnlyAPI, apis.QNetAPI, a
             next_sampled, next_log_prob = self._sample(next_logits)
             target = self._smaller(self.target_qf, self.target_qf_twin, following, next_sampled)
         if self.is_discrete:
-            outputs[sac_learner.ACTION_PROBS], outputs[sac_learner.ACTION_LOG_PROBS] = _categorical(logits)
-            of_next = _categorical(next_logits)
-            outputs[sac_learner.ACTION_PROBS_NEXT], outputs[sac_learner.ACTION_LOG_PROBS_NEXT] = of_next
+            outputs[sac_learner.ACTION_LOG_PROBS], outputs[sac_learner.ACTION_PROBS] = masked_log_probs(logits)
+            of_next = masked_log_probs(next_logits)
+            outputs[sac_learner.ACTION_LOG_PROBS_NEXT], outputs[sac_learner.ACTION_PROBS_NEXT] = of_next
             return {**outputs, sac_learner.QF_TARGET_NEXT: target}
         pair = nn.ModuleList([self.qf, self.qf_twin])
         pair.requires_grad_(False)  # the loss of the actor updates the actor only
@@ -480,13 +483,6 @@ class SoftActorCriticModule(MazeRLModule, apis.InferenceOnlyAPI, apis.QNetAPI, a
             return network(observations)[q_values_key(self.head)]  # type: ignore[no-any-return]  # nn.Module.__call__
         encoded = encode_action(self.head_space, actions, torch.get_default_dtype())
         return network({**observations, self.head: encoded})["q_value"].squeeze(-1)  # type: ignore[no-any-return]
-
-
-def _categorical(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return probabilities and their logarithms; both are zero for masked actions."""
-    masked = logits <= torch.finfo(logits.dtype).min
-    log_probs = torch.log_softmax(logits, dim=-1).masked_fill(masked, 0.0)
-    return torch.softmax(logits, dim=-1).masked_fill(masked, 0.0), log_probs
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------

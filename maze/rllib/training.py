@@ -24,7 +24,7 @@ from maze.core.log_stats import log_stats
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.core.log_stats.stats_format import significant
-from maze.rllib.algorithms import TuneParameters, is_number, value_at
+from maze.rllib.algorithms import RETURN, STEPS, TuneParameters, is_number, value_at
 from maze.rllib.environment import take_of_runner
 from maze.rllib.rl_module import MazeRLModule, load_into_runner, require_finite
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -37,7 +37,6 @@ T = TypeVar("T")
 CHECKPOINTS = "rllib_checkpoints"
 """Directory of Ray's checkpoints in the run directory."""
 _SAVED = f"; Ray's checkpoint is in {CHECKPOINTS}."
-_RETURN, _STEPS = "env_runners/episode_return_mean", "env_runners/num_env_steps_sampled_lifetime"
 _STATISTICS_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.2
 _ALL_MODULES = "__all_modules__"
@@ -182,12 +181,12 @@ class RLlibTraining:
         if self.model is not None:
             self.model.load(weights)
             self._learn_observation_statistics(self.model, [moments for _, moments in taken if moments])
-        steps = value_at(result, _STEPS)
+        steps = value_at(result, STEPS)
         log_stats.StatsContext.active().n_env_steps = None if steps is None else int(steps)
         self._write(result, [stats for episodes, _ in taken for stats in episodes], seconds)
         if self.evaluator is not None and self.model is not None:
             self.evaluator.evaluate(self.model.policy)
-        elif (score := value_at(result, _RETURN)) is not None and math.isfinite(score):
+        elif (score := value_at(result, RETURN)) is not None and math.isfinite(score):
             self.model_selection.update(score)
         log_stats.increment_log_step()
         if (console := active_console()) is not None:

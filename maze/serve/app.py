@@ -395,9 +395,7 @@ class Application:
                 raise invalid(f"Send an `observation`, or `observations`: a list of 1 to {most} of them.")
             n_rows = len(observations)
             if n_rows * options.ranked > _MOST_RANKED_IN_ALL:
-                raise invalid(
-                    f"`ranked` {options.ranked} of {n_rows}: at most {_MOST_RANKED_IN_ALL} actions are ranked."
-                )
+                raise invalid(f"`ranked` {options.ranked} of {n_rows}: at most {_MOST_RANKED_IN_ALL} actions in all.")
             rows = _of_rows(options, fields, n_rows)
             policy = self.policies.chosen(name, next((each.bundle for each in rows if each.bundle), None))
             weight = 1 + options.ranked // 4 + len(body) // (n_rows * _BYTES_LIKE_A_ROW)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -247,20 +247,6 @@ class StepSpec:
         """
         return {head: self.heads[head].sampler(values, rng, temperature) for head, values in logits.items()}
 
-    def ranked(
-        self, logits: Mapping[str, Array], row: int, n_best: int, temperature: float
-    ) -> list[tuple[dict[str, Any], float]]:
-        """Rank the most probable joint actions of all heads, which are independent of one another.
-
-        :param logits: `[batch, ...]` by head.
-        :param row: Index of the row.
-        :param n_best: Number of actions.
-        :param temperature: See :meth:`PolicyBundle.act_batch`.
-        :raises ConfigError: A head is continuous.
-        """
-        heads = {name: head.description for name, head in self.heads.items()}
-        return ranked_actions(heads, {head: values[row] for head, values in logits.items()}, n_best, temperature)
-
 
 def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: Mapping[str, Any]) -> StepSpec:
     """Read a sub-step.
@@ -270,16 +256,17 @@ def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: 
     :param shown: Its description in the bundle's card.
     """
     heads = {name: Head(head, sampler_of(head), categorical_sizes(head)) for name, head in step["heads"].items()}
+    entries, *operations = step["observation_operations"]
     return StepSpec(
         step_key=step["key"],
         observation_space=shown["observation_space"],
         action_space=shown["action_space"],
-        observation_kind=step["observation_operations"][0]["kind"],
+        observation_kind=entries["kind"],
         action_kind=step["action_operations"][-1]["kind"],
         inputs={name: tuple(int(size) for size in shape) for name, shape in step["inputs"].items()},
         masks=step["masks"],
         heads=heads,
-        observation_operations=step["observation_operations"],
+        observation_operations=[{**entries, "space": shown["observation_space"]}, *operations],
         action_operations=step["action_operations"],
         networks={agent: networks[index] for agent, index in step["networks"]},
         n_agents=int(shown["n_agents"]),
@@ -342,11 +329,8 @@ class PolicyBundle:
             """Sub-steps by their keys."""
             self.is_recurrent = any(network.state_sizes for network in networks)
             """Whether hidden states are carried from step to step of an episode."""
-            operations = {
-                str(each["op"])
-                for step in self.steps.values()
-                for each in (*step.observation_operations, *step.action_operations)
-            }
+            of_steps = [(*step.observation_operations, *step.action_operations) for step in self.steps.values()]
+            operations = {str(each["op"]) for of_step in of_steps for each in of_step}
             self.has_memory = not operations.isdisjoint(("stack", "skip"))
             """Whether observations of an episode are needed one by one, to stack them or to repeat actions."""
             self.repeats_actions = "skip" in operations
@@ -413,9 +397,7 @@ class PolicyBundle:
         self.path = target
         return target
 
-    def session(
-        self, seed: int | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
-    ) -> PolicySession:
+    def session(self, seed: int | None = None, provided: pipeline.Provided | None = None) -> PolicySession:
         """Begin a session, which acts on the observations of one environment.
 
         :param seed: Seed of sampled actions; `None`: unpredictable.
@@ -474,8 +456,7 @@ class PolicyBundle:
         """
         step = self.step(step_key)
         batch = step.inputs_of(observations, is_batch=True)
-        if states or step.network(agent_id).state_sizes:
-            batch |= step.states_before(states, episode_start, len(next(iter(batch.values()))), agent_id)
+        batch |= step.states_before(states, episode_start, len(next(iter(batch.values()))), agent_id)
         logits, following = step.outputs(batch, agent_id)
         generators = None if deterministic else (rngs if rngs is not None else np.random.default_rng())
         n_rows = len(next(iter(logits.values())))
@@ -487,7 +468,9 @@ class PolicyBundle:
             parts = ({head: values[index : index + 1] for head, values in logits.items()} for index in range(n_rows))
             rows = [step.chosen(part, rng, temperature) for part, rng in zip(parts, generators, strict=True)]
             actions = {head: np.concatenate([row[head] for row in rows]) for head in logits}
-        best = [step.ranked(logits, index, ranked, temperature) for index in range(n_rows)] if ranked else []
+        heads = {name: head.description for name, head in step.heads.items()}
+        of_rows = ({head: values[index] for head, values in logits.items()} for index in range(n_rows if ranked else 0))
+        best = [ranked_actions(heads, of_row, ranked, temperature) for of_row in of_rows]
         return BatchActions(actions, logits, best, following)
 
 
@@ -505,9 +488,7 @@ class PolicySession:
     :raises BundleError: Required code is missing, or provided code is unknown.
     """
 
-    def __init__(
-        self, bundle: PolicyBundle, seed: int | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
-    ) -> None:
+    def __init__(self, bundle: PolicyBundle, seed: int | None, provided: pipeline.Provided | None) -> None:
         provided = dict(provided or {})
         pipeline.check_provided(bundle.card["code"], provided)
         self.bundle = bundle
@@ -555,8 +536,8 @@ class PolicySession:
             take it.
         :return: The action; a mapping of its entries where the environment's own code converts them, and the caller has
             not provided it.
-        :raises EnvironmentContractError: The observation has another shape or type than in training, or all actions
-            are masked.
+        :raises EnvironmentContractError: The observation has another shape or type than in training or a choice that
+            its space lacks, or all actions are masked.
         :raises NonFiniteError: The observation or a logit is not finite.
         """
         inputs = self.prepare(observation, actor_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     state: dict[str, Any] | None = None
 
 
-class PolicyClient:
+class PolicyClient(AbstractContextManager["PolicyClient"]):
     """Connection to a decision server.
 
     >>> with PolicyClient("http://127.0.0.1:8000") as client:  # doctest: +SKIP
@@ -175,14 +175,11 @@ class PolicyClient:
         """Close the connections."""
         self._http.close()
 
-    def __enter__(self) -> PolicyClient:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class ClientSession:
+class ClientSession(AbstractContextManager["ClientSession"]):
     """Session on a server.
 
     :param client: The connection.
@@ -227,9 +224,6 @@ class ClientSession:
         except ServerError as error:
             if error.code != "unknown_session":
                 raise
-
-    def __enter__(self) -> ClientSession:
-        return self
 
     def __exit__(self, *error: object) -> None:
         with suppress(ServerError) if error[0] else nullcontext():  # it would hide the error that ended the block

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.trajectory_recording.datasets.decision_data import FORMAT, decoded, log_files, number_of, read_lines
 from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.serve.bundle import PolicyBundle, PolicySession
-from maze.serve.pipeline import needed_code
+from maze.serve.pipeline import Provided, needed_code
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Replay:
     :param provided: Code that bundles need.
     """
 
-    def __init__(self, provided: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, provided: Provided) -> None:
         self._provided = provided
         # the sessions of the log, as far as it has them from their beginning
         self._sessions: dict[Any, tuple[PolicySession, int]] = {}
@@ -271,9 +271,7 @@ def _same_bits(one: Any, other: Any) -> bool:
     return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
 
 
-def replay(
-    path: Path, bundles: Sequence[PolicyBundle], provided: Mapping[str, Callable[..., Any]] | None = None
-) -> Replay:
+def replay(path: Path, bundles: Sequence[PolicyBundle], provided: Provided | None = None) -> Replay:
     """Repeat the decisions of a log, in the same batches.
 
     :param path: The log: its directory, or one of its files.

@@ -112,16 +112,16 @@ def _autocorrelation_time(indicators: Array, n_batches: int) -> float:
     return max(1.0, float(np.divide(between, variance, out=np.ones_like(variance), where=variance > 0).max()))
 
 
-def entry_summaries(samples: Mapping[str, list[Array]], sizes: Mapping[str, int]) -> dict[str, Any]:
+def entry_summaries(samples: Mapping[str, list[Array]], space: Mapping[str, Any]) -> dict[str, Any]:
     """Summarise the entries of a sub-step, by name.
 
     :param samples: Results of :func:`components` by entry.
-    :param sizes: Sizes of the entries themselves.
+    :param space: Their spaces.
     """
     return {
-        name: summary(np.stack(values), sizes[name] > MOST_COMPONENTS)
+        name: summary(np.stack(values), math.prod(space[name].shape) > MOST_COMPONENTS)
         for name, values in samples.items()
-        if values and sizes[name]  # entries without numbers say nothing
+        if values[0].size  # entries without numbers say nothing
     }
 
 

@@ -98,7 +98,7 @@ def export_policy(
     graphs: dict[str, bytes] = {}
     networks: dict[int, dict[str, Any]] = {}  # by identity
     steps = []
-    for key in env.observation_spaces_dict:
+    for key, observed in operations.environment.observation_spaces_dict.items():
         agents: dict[int | None, nn.Module] = {None: policy.network_for(ActorID(key, 0))}  # None: of all agents
         if key in policy.substeps_with_separate_agent_nets:
             agents = {agent: network for (each, agent), network in policy.networks.items() if each == key}
@@ -114,7 +114,7 @@ def export_policy(
                 "networks": [[agent, list(networks).index(id(network))] for agent, network in agents.items()],
                 "observation_operations": operations.observations[key],
                 "action_operations": operations.actions[key],
-                "drift": recording.drift(key),
+                "drift": entry_summaries(recording.converted.get(key, {}), observed),
             }
         )
     description = {
@@ -147,7 +147,7 @@ def exported_network(
     batch = [torch.from_numpy(np.stack([values] * 3)).float() for values in usual.values()]
     states = {key: cell.state_size for key, cell in recurrent_cells(network).items()}
     try:
-        content, heads = as_graph(network, batch, names, policy.distribution_mapper.action_heads, states)
+        content, heads = as_graph(network, batch, names, list(policy.distribution_mapper.action_heads), states)
     except ImportError as error:
         raise ConfigImportError(f"Exporting needs onnxscript: {install_command('onnx')} ({error}).") from error
     except Exception as error:  # torch raises many types
@@ -169,8 +169,8 @@ def exported_network(
 def as_graph(
     network: nn.Module,
     batch: Sequence[torch.Tensor],
-    names: Sequence[str],
-    heads: Sequence[str],
+    names: list[str],
+    heads: list[str],
     state_sizes: Mapping[str, int] | None = None,
 ) -> tuple[bytes, list[str]]:
     """Export a network as an ONNX graph with the inputs `observation/<name>` and the outputs `logits/<head>`.
@@ -199,12 +199,9 @@ def as_graph(
 class _LogitsOnly(nn.Module):
     """A network as a function of tensors."""
 
-    def __init__(
-        self, network: nn.Module, names: Sequence[str], heads: Sequence[str], state_keys: Sequence[str]
-    ) -> None:
+    def __init__(self, network: nn.Module, names: list[str], heads: list[str], state_keys: list[str]) -> None:
         super().__init__()
-        self.network, self.names, self.known_heads = network, list(names), list(heads)
-        self.state_keys = list(state_keys)
+        self.network, self.names, self.known_heads, self.state_keys = network, names, heads, state_keys
         self.heads: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -258,14 +255,12 @@ def _quietly() -> Iterator[None]:
 # -- description ------------------------------------------------------------------------------------------------------
 
 
-def _step(
-    policy: TorchPolicy, env: MazeEnv[Any], step_key: Any, networks: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def _step(policy: TorchPolicy, env: MazeEnv[Any], key: Any, networks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Describe spaces, masks and distributions of a sub-step.
 
     :param networks: Descriptions of its networks.
     """
-    entries = env.observation_spaces_dict[step_key].spaces
+    entries = env.observation_spaces_dict[key].spaces
     used = {name for network in networks for name in network["inputs"]}
     heads = list(networks[0]["outputs"])
     descriptions = {}
@@ -277,12 +272,12 @@ def _step(
             raise ExportError(f"Action head `{head}` has the custom distribution {own}, which no bundle can contain.")
         descriptions[head] = description
     return {
-        "key": step_key,
-        "n_agents": env.agent_counts_dict[step_key],
+        "key": key,
+        "n_agents": env.agent_counts_dict[key],
         "inputs": {name: list(entries[name].shape or ()) for name in entries if name in used},
-        "masks": _masks(policy.network_for(ActorID(step_key, 0)), entries, heads),
+        "masks": _masks(policy.network_for(ActorID(key, 0)), entries, heads),
         "heads": descriptions,
-        "states": {key: size for network in networks for key, size in network.get("states", {}).items()},
+        "states": {name: size for network in networks for name, size in network.get("states", {}).items()},
     }
 
 
@@ -380,7 +375,6 @@ class Recording:
     :param inputs: Observations of the policy by actor.
     :param states: Its hidden states `[size]` before each of them, by state key; empty where it carries none.
     :param converted: Components of observations before all wrappers, by sub-step and entry.
-    :param sizes: Sizes of these observations.
     :param episode: The beginning of an episode: observations of the raw environment, and network inputs; empty where
         code of the caller is between them.
     """
@@ -389,7 +383,6 @@ class Recording:
     inputs: dict[ActorID, list[dict[str, Array]]] = field(default_factory=dict)
     states: dict[ActorID, list[dict[str, Array]]] = field(default_factory=dict)
     converted: dict[StepKey, dict[str, list[Array]]] = field(default_factory=dict)
-    sizes: dict[StepKey, dict[str, int]] = field(default_factory=dict)
     episode: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -398,14 +391,8 @@ class Recording:
         first = self.actors[0]
         period = next((index for index, actor in enumerate(first) if index and actor == first[0]), len(first))
         sequence = first[:period]
-        is_fixed = all(
-            actor == sequence[index % period] for actors in self.actors for index, actor in enumerate(actors)
-        )
+        is_fixed = all(actor == sequence[n % period] for actors in self.actors for n, actor in enumerate(actors))
         return sequence if is_fixed else []
-
-    def drift(self, step_key: StepKey) -> dict[str, Any]:
-        """Return summaries of a sub-step's observations by entry."""
-        return entry_summaries(self.converted.get(step_key, {}), self.sizes.get(step_key, {}))
 
     def reference_cases(self, policy: TorchPolicy, used: Mapping[StepKey, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Sample observations of the actors of each network, with the logits and greedy actions of the policy.
@@ -512,10 +499,8 @@ def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_ste
                 recording.states.setdefault(actor, []).append(before)
             n_acted[actor] += 1
             samples = recording.converted.setdefault(actor.step_key, {})
-            sizes = recording.sizes.setdefault(actor.step_key, {})
             for name, value in tap.entries.items():
                 samples.setdefault(name, []).append(np.array(components(value)))
-                sizes[name] = np.asarray(value).size
             if is_replayable and len(recording.actors) == 1 and step < MOST_EPISODE_STEPS and n_bytes < MOST_CASE_BYTES:
                 case = _episode_case(operations, actor, tap.entries, observation)
                 n_bytes += sum(array.nbytes for part in ("observation", "inputs") for array in case[part].values())

@@ -2,7 +2,7 @@
 
 Operations are mappings. Those of observations lead from the raw environment to the network:
 
-* `entries`: the first one; unpacks an observation, and checks the types of its entries;
+* `entries`: the first one; unpacks an observation, and checks types and choices of its entries;
 * `convert`: an array conversion of one entry; `stack`: the latest values of an entry; `skip`: actions are repeated for
   several steps;
 * `code`: a function that the caller provides.
@@ -21,7 +21,7 @@ from typing import Any, Union
 import numpy as np
 
 from maze.core.errors import EnvironmentContractError, NonFiniteError, did_you_mean
-from maze.core.utils.array_conversions import conversion_of
+from maze.core.utils.array_conversions import Stack, conversion_of
 from maze.serve.bundle_file import Array, BundleError
 
 Entries = dict[str, Any]
@@ -111,7 +111,23 @@ def packed(entries: Mapping[str, Any], kind: str) -> Any:
     return tuple(entries.values()) if kind == "tuple" else entries
 
 
-def typed_entry(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
+def choices_of(space: Mapping[str, Any], shape: Sequence[int]) -> tuple[Array, Array] | None:
+    """Return the first and the last choice of a discrete space; None: it is a box.
+
+    :param space: The space as JSON.
+    :param shape: Shape of its values.
+    """
+    if space["type"] == "Box":
+        return None
+    first = np.asarray(space.get("start", 0))
+    last = first + np.asarray(space.get("n", space.get("nvec", 2))) - 1
+    np.broadcast_shapes(last.shape, tuple(shape))
+    return first, last
+
+
+def typed_entry(
+    value: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], choices: tuple[Array, Array] | None = None
+) -> Array:
     """Convert an entry of an observation to an array of its space.
 
     :raises EnvironmentContractError: It has another shape, or other numbers than the space.
@@ -133,6 +149,9 @@ def typed_entry(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: 
         array = typed
     if dtype.kind == "f" and not -np.inf < np.add.reduce(array, None) < np.inf and not np.isfinite(array).all():
         raise NonFiniteError(f"Observation `{name}` is not finite: {array!r:.200}.")
+    if choices is not None and ((array < choices[0]) | (array > choices[1])).any():
+        expected = f"{choices[0].tolist()} to {choices[1].tolist()}"
+        raise EnvironmentContractError(f"Observation `{name}`: expected choices from {expected}, found {array!r:.200}.")
     return array
 
 
@@ -141,15 +160,15 @@ def typed_entry(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: 
 
 def _entries(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Run the first stage: from the observation to checked entries."""
-    entries = [
-        (str(key), np.dtype(entry["dtype"]), tuple(entry["shape"])) for key, entry in operation["entries"].items()
-    ]
+    entries = {
+        str(key): (np.dtype(each["dtype"]), tuple(each["shape"]), choices_of(operation["space"][key], each["shape"]))
+        for key, each in operation["entries"].items()
+    }
     kind, convert = operation["kind"], provided.get(operation.get("code") or "")
-    keys = [key for key, _, _ in entries]
+    keys = list(entries)
 
     def single(observation: Any, state: EpisodeState, actor: Actor) -> Entries:
-        key, dtype, shape = entries[0]
-        return {key: typed_entry(observation, dtype, shape, key)}
+        return {keys[0]: typed_entry(observation, keys[0], *entries[keys[0]])}
 
     def several(observation: Any, state: EpisodeState, actor: Actor) -> Entries:
         if convert is not None:
@@ -164,7 +183,7 @@ def _entries(operation: Mapping[str, Any], provided: Provided) -> Stage:
                 f"Sub-step {actor[0]!r}: expected as observation a {'tuple' if kind == 'tuple' else 'mapping'} with "
                 f"the entries {keys}, found {found!s:.200}.{advice}"
             )
-        return {key: typed_entry(observation[key], dtype, shape, key) for key, dtype, shape in entries}
+        return {key: typed_entry(observation[key], key, *entry) for key, entry in entries.items()}
 
     return single if kind == "single" else several
 
@@ -181,23 +200,11 @@ def _convert(operation: Mapping[str, Any], provided: Provided) -> Stage:
 
 
 def _stack(operation: Mapping[str, Any], provided: Provided) -> Stage:
-    source, target, keeps_original = operation["source"], operation["target"], operation["keeps_original"]
-    n_steps, is_delta, dtype = int(operation["n_steps"]), operation["is_delta"], np.dtype(operation["dtype"])
+    arguments = {name: operation[name] for name in ("source", "target", "keeps_original", "is_delta")}
+    stack = Stack(**arguments, n_steps=int(operation["n_steps"]), dtype=np.dtype(operation["dtype"]))
 
     def stage(entries: Entries, state: EpisodeState, actor: Actor) -> Entries:
-        latest = np.asarray(entries[source] if keeps_original else entries.pop(source), dtype)
-        steps = np.empty((n_steps, *latest.shape), dtype)
-        past = state.stacks.get((actor, target))
-        if past is None:
-            steps[:] = latest
-        else:
-            steps[:-1] = past[1:]
-            steps[-1] = latest
-        state.stacks[actor, target] = steps
-        if is_delta:
-            steps = steps.copy()
-            np.subtract(steps[1:], steps[:-1], out=steps[:-1])
-        entries[target] = steps
+        stack.add_to(entries, state.stacks, actor)
         return entries
 
     return stage
@@ -279,11 +286,10 @@ def _clip(operation: Mapping[str, Any], provided: Provided) -> Stage:
 
 def _pack(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Run the last stage: return the action as the raw environment takes it."""
-    convert, kind = provided.get(operation.get("code") or ""), operation["kind"]
+    kind = operation["kind"]
+    convert: Callable[..., Any] = provided.get(operation.get("code") or "", lambda action: action)
     if kind == "converted":
-        return (
-            (lambda action, state, actor: action) if convert is None else lambda action, state, actor: convert(action)
-        )
+        return lambda action, state, actor: convert(action)
     leaves = {str(key): _LEAVES[leaf["kind"]](leaf) for key, leaf in operation["entries"].items()}
 
     def stage(action: Entries, state: EpisodeState, actor: Actor) -> Any:

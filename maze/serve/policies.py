@@ -404,11 +404,8 @@ class Policies:
 
     def _shadows_of(self, policy: Served) -> list[Served]:
         spaces = _spaces_of(policy.bundle)
-        return [
-            each
-            for each in self._served.values()
-            if each.is_shadow and each is not policy and _spaces_of(each.bundle) == spaces
-        ]
+        others = (each for each in self._served.values() if each.is_shadow and each is not policy)
+        return [each for each in others if _spaces_of(each.bundle) == spaces]
 
     def _shadow(self, shadows: Iterable[Shadowing], query: Query, pending: Pending) -> list[asyncio.Task[None]]:
         """Have shadows decide as well; their failures do not reach the client.

@@ -148,12 +148,10 @@ class WholeBundlePolicy(Policy):
         actor_id: Actor | None = None,
         deterministic: bool = False,
     ) -> dict[str, Any]:
-        step_key, agent_id = _actor_of(self.bundle, actor_id)
-        step = self.bundle.step(step_key)
+        actor = _actor_of(self.bundle, actor_id)
+        step = self.bundle.step(actor[0])
         entries = packed({name: observation[name] for name in step.observation_space}, step.observation_kind)
-        action: dict[str, Any] = self._session.act(
-            entries, (step_key, agent_id), deterministic=deterministic, is_packed=False
-        )
+        action: dict[str, Any] = self._session.act(entries, actor, deterministic=deterministic, is_packed=False)
         return action
 
     def require_same(self, env: Any, origin: str) -> None:

@@ -21,7 +21,7 @@ from maze.distributions.numpy_distributions import Sampler, probabilities_of, sa
 from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
 from maze.serve.decision_log import DecisionLog
 from maze.serve.drift import DriftGuard, DriftLimits
-from maze.serve.pipeline import Actor, needed_code, packed
+from maze.serve.pipeline import Actor, Provided, needed_code, packed
 
 Array = np.ndarray[Any, Any]
 Fallback = Callable[[Mapping[str, Any], Actor], Any]
@@ -100,7 +100,7 @@ class Settings:
     drift: DriftLimits = field(default_factory=DriftLimits)
     on_drift: str = "warn"
     fallback: Fallback | None = None
-    provided: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    provided: Provided = field(default_factory=dict)
     explore: float = 0.0
 
 
@@ -163,10 +163,8 @@ class Metrics:
         self.shadow_decisions = counter(
             "maze_shadow_decisions", "Decisions of shadows, compared with the returned ones.", ("policy", "result")
         )
-        seconds = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
-        self.seconds = Histogram(
-            "maze_request_seconds", "Time to the response.", buckets=seconds, registry=self.registry
-        )
+        edges = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
+        self.seconds = Histogram("maze_request_seconds", "Time to the response.", buckets=edges, registry=self.registry)
         sizes, meaning = (1, 2, 4, 8, 16, 32, 64, 128), "Decisions in one call of a network."
         self.batch_sizes = Histogram("maze_batch_size", meaning, ("policy",), buckets=sizes, registry=self.registry)
 

@@ -236,11 +236,7 @@ def _application(options: argparse.Namespace, sources: Mapping[str, Path], provi
     for name, bundle in bundles.items():
         policies.add(name, bundle, is_shadow=name in options.shadow)
         policies.change(name, weights.get(name, 0.0), None)
-    limits = Limits(
-        body_bytes=int(options.max_body * _MEBIBYTE),
-        bundle_bytes=int(options.max_bundle * _MEBIBYTE),
-        seconds=options.time_limit,
-    )
+    limits = Limits(int(options.max_body * _MEBIBYTE), int(options.max_bundle * _MEBIBYTE), options.time_limit)
     return Application(policies, limits, tokens)
 
 

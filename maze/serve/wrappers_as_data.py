@@ -187,7 +187,7 @@ def _entries(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operat
 
 def _pack(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation:
     conversion = base.action_conversion_dict[key]
-    if type(conversion) is GymActionConversion:
+    if type(conversion) is GymActionConversion and not conversion.prefix:
         leaves = {name: _leaf(leaf) for name, leaf in conversion.leaves.items()}
         return {"op": "pack", "kind": _KINDS[conversion.kind], "entries": leaves}
     call = "function(entries of the action space, state) -> action of the simulation"
@@ -229,9 +229,7 @@ def _add_unknown(wrapper: Wrapper[Any], operations: Operations) -> None:
 
 def _add_stack(wrapper: ObservationStackWrapper, operations: Operations) -> None:
     for key, stacks in wrapper.stacks.items():
-        operations.observations[key] += [
-            {"op": "stack", **stack._asdict(), "dtype": str(stack.dtype)} for stack in stacks
-        ]
+        operations.observations[key] += [{"op": "stack", **each._asdict(), "dtype": str(each.dtype)} for each in stacks]
 
 
 def _add_preprocessing(wrapper: PreProcessingWrapper, operations: Operations) -> None:
@@ -250,10 +248,7 @@ def _add_preprocessing(wrapper: PreProcessingWrapper, operations: Operations) ->
 
 def _add_normalization(wrapper: ObservationNormalizationWrapper, operations: Operations) -> None:
     wrapper.get_statistics()  # raises an error early if they are missing
-    parts = {
-        name: _conversion(strategy, "normalize_value", name, operations)
-        for name, strategy in wrapper.strategies.items()
-    }
+    parts = {name: _conversion(each, "normalize_value", name, operations) for name, each in wrapper.strategies.items()}
     for key, space in wrapper.env.observation_spaces_dict.items():
         operations.observations[key] += [
             {"op": "convert", "source": name, "target": name, "keeps_original": False, **parts[name]}

@@ -122,7 +122,10 @@ class Tracker(LogStatsWriter, ABC):
 
     @abstractmethod
     def _end(self, state: str, files: list[tuple[str, Path]]) -> None:
-        """Upload the files of the run, and report its final state: `finished`, `interrupted` or `failed`."""
+        """Upload the files of the run, and report its final state: `finished`, `interrupted` or `failed`.
+
+        After an error in the tracker, the state is `interrupted`, as the run continues.
+        """
 
     def _samples(self, name: str, step: int, value: Any) -> None:
         """Log the samples of a statistic, for trackers that show distributions."""
@@ -163,12 +166,13 @@ class Tracker(LogStatsWriter, ABC):
 
     @override(LogStatsWriter)
     def close(self) -> None:
-        error = StatsContext.active().error
         run, self._run = self._run, None
         if run is None:
             return
         self.on_log_step_increment()
-        state = FINISHED if error is None else INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+        context = StatsContext.active()
+        is_interrupted = isinstance(context.error, KeyboardInterrupt) or context.is_disabled(self)
+        state = INTERRUPTED if is_interrupted else FINISHED if context.error is None else FAILED
         self._end(state, [file for file in run.files() if self._with_checkpoints or file[0] != CHECKPOINTS])
 
 

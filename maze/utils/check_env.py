@@ -690,7 +690,7 @@ def _check_masks(subject: _Subject, is_invalid: IsInvalid) -> None:
         else:
             report.skip(
                 f"forbidden actions, {where}",
-                f"it forbids {found}, so it is unknown whether it has to; pass is_invalid=... to decide",
+                f"it forbids {found}, so it is unknown whether it has to; `check_env(..., is_invalid=...)` decides",
             )
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from maze.cli.run_summary import trust_arguments
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.errors import CheckpointError
+from maze.core.utils import stored_config
 from maze.maze_cli import main
 
 TINY = [
@@ -347,6 +349,16 @@ def test_trust_is_stored_for_the_working_directory(
     with pytest.raises(CheckpointError, match=r"lane\.Lane"):
         AgentDeployment.from_run(".")
     assert "lane" not in sys.modules
+
+
+def test_printed_commands_trust_packages_that_are_not_remembered_where_they_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored_config.remember(tmp_path, ["lane"])
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")  # where the lines are printed
+    with stored_config.trusting(["harbour"]):  # holds for this command only
+        assert trust_arguments(["lane", "harbour"], tmp_path) == ["--trust", "harbour"]
 
 
 @pytest.mark.parametrize("package", ["", "torch", "maze", "os", "not-a-name", "a.b"])

@@ -90,6 +90,12 @@ def test_sequential_and_parallel_rollouts_give_the_same_results(capfd: pytest.Ca
 USAGE_ERRORS = [
     (["env=gim_env"], "env=gim_env: there is no such option. Did you mean `gym_env`?"),
     (["policy=torch"], "policy=torch: there is no such option. Did you mean `torch_policy`?"),
+    (["policy=my_project.Rule"], "A class of your own: 'policy={_target_: my_project.Rule}'."),
+    (["env=my_project.envs.Stock"], "A class of your own: 'env={_target_: my_project.envs.Stock}'."),
+    (
+        ["policy=/tmp"],
+        "policy=/tmp: this is no option. The policy of a training run is policy=torch_policy input_dir=/tm",
+    ),
     (["-cn", "conf_train", "algorithm=pp0"], "Did you mean `ppo`? Options of algorithm: a2c,"),
     (["-cn", "conf_train", "model=flat"], "Did you mean `flatten_concat`? Options of model: "),
     (["-cn", "conf_train", "tracking=[wanb]"], "Did you mean `wandb`? Options of tracking: csv, mlflow,"),

@@ -208,3 +208,13 @@ def test_an_interrupted_rollout_ends_at_once_with_the_status_of_its_signal(
 
 def test_model_files_are_not_removed_as_worthless() -> None:
     assert not [name for name in ("state_dict.pt", "latest.pt") if any(Path(name).match(p) for p in WORTHLESS)]
+
+
+@pytest.mark.parametrize("model", ["auto", "flatten_concat", "vector_obs"])
+def test_a_run_that_fails_after_its_model_was_built_leaves_no_directory(
+    model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = ["algorithm=bc", f"model={model}", "runner.dataset.input_data=nowhere"]
+    assert main(["-cn", "conf_train", "env.name=CartPole-v1", *data, f"log_base_dir={tmp_path / 'outputs'}"]) == 1
+    assert f"{Path.cwd() / 'nowhere'} does not exist" in capfd.readouterr().err
+    assert not (tmp_path / "outputs").exists()

@@ -57,6 +57,21 @@ def test_an_override_is_recorded_as_it_was_written(text: str) -> None:
     assert as_written(for_hydra([text])) == [text]
 
 
+@pytest.mark.parametrize("key", ["warm_start.policy", "policy@warm_start.policy", "++warm_start.policy"])
+def test_a_class_stands_for_an_option_of_policies(key: str) -> None:
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_train", overrides=for_hydra([f"{key}={{_target_: my_project.Rule, level: 1}}"]))
+    assert cfg.warm_start.policy == {"_target_": "my_project.Rule", "level": 1}
+
+
+@pytest.mark.parametrize("name", ["shelf:lost_sales", "mine.maze", "out puts/mine.maze"])
+def test_a_bundle_stands_for_an_option_of_policies(name: str) -> None:
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        assert compose("conf_rollout", overrides=for_hydra([f"policy={name}"])).policy.bundle == name
+        cfg = compose("conf_train", overrides=for_hydra([f"policy@warm_start.policy='{name}'"]))
+    assert cfg.warm_start.policy.bundle == name
+
+
 def test_values_refer_to_other_keys_and_a_later_override_wins() -> None:
     wrappers = wrappers_of(
         "+wrappers.TimeLimitWrapper.steps=${algorithm.n_epochs}", "+wrappers.TimeLimitWrapper.steps=7"

@@ -127,6 +127,22 @@ def test_returns_of_each_policy_of_a_canary_are_described(tmp_path: Path) -> Non
     assert facts["Returns of old"] == "mean 0 in 1 episodes"  # one value has no interval
 
 
+def test_the_episodes_of_one_of_several_environments_are_selected_by_the_name_of_their_policy(tmp_path: Path) -> None:
+    log = DecisionLog(tmp_path, {})
+    with served({"pole": always(0), "swing": pendulum()}, log=log) as (url, _), PolicyClient(url) as client:
+        for policy, observation in (("pole", OBSERVATIONS[0]), ("swing", [1.0, 0.0, 0.1]), ("pole", OBSERVATIONS[1])):
+            with client.session(policy=policy) as session:
+                client.report(session.act(observation).decision, 1.0, done=True)
+    with pytest.raises(ConfigError, match="several environments"):
+        steps_of(tmp_path)
+    shapes = {0: spaces.Dict(observation=spaces.Box(-9, 9, np.shape(OBSERVATIONS[0])))}
+    for name, n_episodes in (("pole", 2), ("swing", 1)):
+        data = LoggedSteps.of_dataset(InMemoryDataset(tmp_path, trajectory_processor=CompleteTrajectoryProcessor(name)))
+        assert (data.n_episodes, set(data.acted_by)) == (n_episodes, {name})
+        if name == "pole":
+            data.require_spaces(shapes, ACTIONS)
+
+
 def test_explored_actions_are_not_reported_as_differences_in_a_replay(directory: Path) -> None:
     result = replay(directory, [PolicyBundle(always(0))])
     assert (result.n_decisions, result.n_different) == (120, 0)
@@ -212,6 +228,23 @@ def test_incomplete_decisions_are_counted(tmp_path: Path, caplog: pytest.LogCapt
     file.write_bytes(b"\n".join(lines[: outcomes[0] - 1]) + b"\n")
     with pytest.raises(ConfigError, match="holds no complete episode"):
         steps_of(tmp_path)
+
+
+def test_texts_as_flags_of_outcomes_are_refused_with_their_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged_episodes(tmp_path, 2)
+    (file,) = log_files(tmp_path)
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    outcomes = [index for index, line in enumerate(lines) if line.get("kind") == "outcome"]
+    for index in outcomes[:2]:  # both reports of the first decision
+        lines[index]["done"] = "no"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    joined = join_decision_log(tmp_path)
+    assert len(joined.episodes) == 1
+    assert joined.left_out == {"lines damaged": 2, "in episodes with decisions without outcome": 2}
+    assert f"decisions-000001.jsonl:{outcomes[0] + 1} is not an entry" in caplog.text
+    assert "`done`: expected true or false, found 'no'" in caplog.text
 
 
 def test_contradicting_outcomes_leave_out_their_episode_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

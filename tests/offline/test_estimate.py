@@ -16,10 +16,9 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
-from maze.offline.action_probabilities import candidates, cloned_propensities
-from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, estimate
+from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, cloned_propensities, estimate
 from maze.offline.estimation import EvidenceGateRunner
-from maze.offline.fitted_q import FittedQConfig, FittedValues
+from maze.offline.fitted_q import FittedQConfig, FittedValues, candidates
 
 ACTION_SPACES = {"pick": spaces.Dict(item=spaces.Discrete(3)), "place": spaces.Dict(side=spaces.Discrete(2))}
 FAST = FittedQConfig(n_updates=200, hidden_units=16)

@@ -30,7 +30,8 @@ def test_a_recorded_rollout_is_evaluated_for_other_policies(
     policies = f"policies={{old: {OLD}, random: random, cautious: {{_target_: {CARTPOLE}}}}}"
     assert main([*command, policies, "behaviour=old", "runner.gamma=1.0", "runner.min_effective_episodes=20"]) == 0
     out = capfd.readouterr().out
-    assert "Returns: mean 4, median 4, 5 to 95 %: 4 to 4" in out
+    assert "Returns: mean 4, median 4, 5 to 95 %: 4 to 4; not discounted" in out
+    assert "Discounted returns (runner.gamma=1):" in out
     assert "Probabilities of the actions: known for 320 of 320 decisions" in out
     entropy = float(out.partition("Behaviour's entropy, sub-step 0: ")[2].partition(" ")[0])
     assert entropy == pytest.approx(-0.75 * np.log(0.75) - 0.25 * np.log(0.25), abs=0.12)
@@ -89,6 +90,8 @@ def test_a_log_is_described_without_policies_and_its_propensities_are_estimated(
     share = float(out.partition("Actions, sub-step 0, action: 0 ")[2].partition("%")[0])
     assert share == pytest.approx(50.0, abs=7.0)
     assert "probabilities of actions are missing" in out
+    assert main([*command, "policies=[]", "runner.acted_by=old"]) == 1
+    assert "runner.acted_by: policy 'old' is unknown" in capfd.readouterr().err
     policies = "policies={planned: {base: random_policy}, random: random_policy}"
     assert main([*command, policies, "behaviour=cloned", "runner.estimators=[wis]"]) == 0
     out = capfd.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from abc import ABC
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.evaluation.inspection import _temporal_differences, inspected_episode
+from maze.evaluation.replay import what_if
 from maze.evaluation.runners import InspectionRunner, ReplayRunner, runs_of
 from maze.maze_cli import main
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
@@ -82,6 +84,47 @@ def test_each_step_has_its_decisions_and_those_of_other_policies() -> None:
     assert decision["heads"][0]["kind"] == "action"
     assert decision["others"][1]["action"].startswith("no action: KeyError")
     assert decision["td_error"] is None
+
+
+class Musing(ABC):
+    """Events of a policy."""
+
+    def considered(self, action: int) -> None:
+        """The policy considers an action."""
+
+
+class Muses(Policy):
+    """Takes one action, and fires an event before."""
+
+    def __init__(self, action: int) -> None:
+        self.action = action
+
+    def needs_env(self) -> bool:
+        return True
+
+    def compute_action(self, observation: Any, maze_state: Any, env: Any, *args: Any, **kwargs: Any) -> Any:
+        env.context.pre_step()  # the event belongs to the coming step
+        env.context.event_service.create_event_topic(Musing).considered(action=self.action)
+        return {"action": self.action}
+
+
+def considered(record: StateTrajectoryRecord) -> list[int]:
+    """The action of each event, step by step."""
+    steps = [step.step_event_log for step in record.step_records]
+    events = [event for step in steps if step is not None for event in step.events.data]
+    return [event.attributes["action"] for event in events if event.interface_class is Musing]
+
+
+def test_the_events_of_an_episode_are_those_of_the_policy_that_acts() -> None:
+    env = TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=4)
+    env.seed(1)
+    recorded = inspected_episode(env, Muses(0), {"other": Muses(1)}, None, 0.99, True).record
+    assert considered(recorded) == [0, 0, 0, 0]
+    assert recorded.action_record is not None
+    recorded.action_record.seed = 1
+    compared = what_if(env, recorded, 2, action=0, policy=Muses(1))
+    assert considered(compared.recorded) == [0, 0, 0, 0]
+    assert considered(compared.other) == [1], "from the step after the change on"
 
 
 def train() -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from gymnasium import spaces
 
 from maze.serve.drift import components, effective_samples, entry_summaries, summary
 
@@ -26,7 +27,8 @@ def test_whole_numbers_are_counted_and_large_entries_have_features():
     images = np.stack([np.full((10, 10), fill, np.uint8) for fill in (0, 10, 20, 30)])
     samples["image"] = [components(image) for image in images]
     samples["nothing"] = [components(np.zeros((2, 0), np.float32))] * 4
-    found = entry_summaries(samples, {"kind": 1, "image": 100, "nothing": 0})
+    shapes = {"image": spaces.Box(0, 255, (10, 10), np.uint8), "nothing": spaces.Box(0, 1, (2, 0))}
+    found = entry_summaries(samples, {"kind": spaces.Discrete(4), **shapes})
     assert found.keys() == {"kind", "image"}, "an entry without numbers cannot drift"
     assert found["kind"]["components"] == [{"values": [1, 3], "shares": [0.25, 0.75]}]
     assert found["image"]["features"] == ["mean", "std", "min", "max"]

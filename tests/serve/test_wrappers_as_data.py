@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from benchmarks.bundle_equality import raw_action
+from maze.core.errors import EnvironmentContractError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrapper
@@ -137,6 +138,42 @@ def test_every_built_in_wrapper_is_data(exported):
     }
     assert len(bundle.episode) == 20  # until the time limit
     assert n_equal_steps(env, bundle) == 60
+
+
+class Machines(gymnasium.Env[Any, Any]):
+    """Shows choices."""
+
+    observation_space = spaces.Dict(
+        {
+            "kind": spaces.Discrete(3, start=2),
+            "states": spaces.MultiDiscrete([2, 4], start=[1, 0]),
+            "flags": spaces.MultiBinary(2),
+        }
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def test_choices_outside_of_the_space_are_refused_with_their_name_and_the_allowed_ones(exported):
+    session = PolicyBundle(exported(GymMazeEnv(Machines()))).session()
+    first, last = {"kind": 2, "states": [1, 0], "flags": [0, 0]}, {"kind": 4, "states": [2, 3], "flags": [1, 1]}
+    for allowed in (first, last):
+        session.act(allowed)
+    for name, value, expected in (
+        ("kind", 1, "2 to 4"),
+        ("kind", 5, "2 to 4"),
+        ("states", [2, 4], r"\[1, 0\] to \[2, 3\]"),
+        ("states", [0, 3], r"\[1, 0\] to \[2, 3\]"),
+        ("flags", [0, 2], "0 to 1"),
+    ):
+        with pytest.raises(EnvironmentContractError, match=f"`{name}`: expected choices from {expected}, found"):
+            session.act({**first, name: value})
 
 
 class Twice(ObservationWrapper[Any]):

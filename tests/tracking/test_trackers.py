@@ -119,6 +119,16 @@ def test_a_tracker_receives_the_final_state_of_a_run(error: type[BaseException],
     assert tracker.calls[-1] == ("end", state, [])
 
 
+def test_a_run_that_continues_without_its_tracker_has_not_failed_there(tmp_path: Path) -> None:
+    tracker = OwnTracker("log")
+    tracked(tracker, tmp_path)
+    with StatsContext() as stats:
+        stats.register_writer(tracker)
+        stats.write({MEAN: 21.5}, "train")
+        stats.finish_step()
+        assert tracker.calls[-1] == ("end", "interrupted", [])
+
+
 def test_a_run_in_the_handler_of_another_error_has_not_failed(tmp_path: Path) -> None:
     tracker = OwnTracker()
     tracked(tracker, tmp_path)

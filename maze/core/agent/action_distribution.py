@@ -213,14 +213,14 @@ def action_distribution(
         if deterministic or not policy.epsilon:
             return base
         return Mixture(base, UniformActions(allowed_actions(observations, action_space, {})), policy.epsilon)
-    chosen = _chosen(policy, observations, actor)
+    chosen = chosen_actions(policy, observations, actor)
     if not chosen.keys() >= action_space.spaces.keys():
         where = f"{type(policy).__name__}, sub-step {actor.step_key!r}"
         raise ConfigError(f"{where}: expected actions {sorted(action_space.spaces)}, found {sorted(chosen)}.")
     chosen = {head: chosen[head] for head in action_space.spaces}  # as environments ignore others
     if not deterministic:
         first = {key: values[:_COMPARED] for key, values in observations.items()}
-        sampled = _chosen(policy, first, actor, deterministic=False)
+        sampled = chosen_actions(policy, first, actor, deterministic=False)
         if any(not np.array_equal(values[:_COMPARED], sampled[head]) for head, values in chosen.items()):
             hint = "Estimate its greedy actions: `runner.deterministic=true`, in `evidence` `deterministic: true`."
             raise ConfigError(f"{type(policy).__name__} samples its actions with unknown probabilities. {hint}")
@@ -316,10 +316,20 @@ def allowed_actions(observations: Arrays, action_space: spaces.Dict, masks: Mapp
     return allowed
 
 
-def _chosen(policy: Policy, observations: Arrays, actor: ActorID, deterministic: bool = True) -> Arrays:
+def chosen_actions(
+    policy: Policy, observations: Arrays, actor: ActorID, deterministic: bool = True, **more: Any
+) -> Arrays:
+    """Return a policy's actions in several observations, `[n, *shape]` by head.
+
+    :param policy: A policy that acts on observations alone; evaluated for all at once where it has `compute_actions`.
+    :param observations: `[n, *shape]` by key.
+    :param actor: The acting actor.
+    :param deterministic: Choose the greedy actions instead of sampled ones.
+    :param more: Further arguments of `compute_actions`, such as hidden states.
+    """
     in_batches: Any = getattr(policy, "compute_actions", None)
     if in_batches is not None:
-        return dict(in_batches(observations, actor, deterministic=deterministic))
+        return dict(in_batches(observations, actor, deterministic=deterministic, **more))
     rows = ({key: values[row] for key, values in observations.items()} for row in range(_n_rows(observations)))
     chosen = [policy.compute_action(row, None, None, actor, deterministic) for row in rows]
     return {head: np.stack([np.asarray(action[head]) for action in chosen]) for head in chosen[0]}

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class _Phase(Enum):
     CLOSED = auto()
 
 
-class AgentDeployment:
+class AgentDeployment(AbstractContextManager["AgentDeployment"]):
     """Combine a policy with its wrappers and conversions, for a system that is not stepped.
 
     The real system reports each state by :meth:`act` and receives an action, both as in the simulation of the
@@ -289,9 +289,6 @@ class AgentDeployment:
         finally:
             self._lock.release()
 
-    def __enter__(self) -> AgentDeployment:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -367,14 +364,12 @@ def _end_quietly(session: Session) -> None:
         session.end()
 
 
-def _stop_listening(
-    listeners: list[Any], added: list[Any], episode_stats: LogStatsAggregator, stats: DeploymentStats
-) -> None:
+def _stop_listening(listeners: list[Any], added: list[Any], source: LogStatsAggregator, stats: DeploymentStats) -> None:
     """Remove the listeners of a deployment from its environment."""
     for listener in added:
         if listener in listeners:
             listeners.remove(listener)
-    episode_stats.remove_consumer(stats)
+    source.remove_consumer(stats)
 
 
 class DeploymentStats(LogStatsConsumer):

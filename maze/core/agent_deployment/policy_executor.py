@@ -103,9 +103,7 @@ class Session:
     :raises DeploymentError: Another deployment uses the environment.
     """
 
-    def __init__(
-        self, env: Any, policy: Policy, num_candidates: int, deterministic: bool, watch: Watch | None = None
-    ) -> None:
+    def __init__(self, env: Any, policy: Policy, num_candidates: int, deterministic: bool, watch: Watch | None) -> None:
         maze_env = base_maze_env(env)
         simulation: CoreEnv = maze_env.core_env
         if isinstance(simulation, ExternalCoreEnv):
@@ -130,9 +128,7 @@ class Session:
             simulation.get_kpi_calculator(),
             maze_env.agent_counts_dict,
         )
-        executor = PolicyExecutor(
-            env, policy, self._is_last_episode, self._exceptions, num_candidates, deterministic=deterministic
-        )
+        executor = PolicyExecutor(env, policy, self._is_last_episode, self._exceptions, num_candidates, deterministic)
         # Statistics go to the writers of the thread that began the session.
         context = contextvars.copy_context()
         self._thread = threading.Thread(
@@ -228,10 +224,7 @@ def _replace_simulation(
 
     observations, actions = maze_env.observation_conversion_dict, maze_env.action_conversion_dict
     undo.callback(replace, maze_env.core_env, observations, actions)
-    checked = {
-        key: _StateConversion(conversion, type(maze_env).__name__, key, watch)
-        for key, conversion in observations.items()
-    }
+    checked = {key: _StateConversion(each, type(maze_env).__name__, key, watch) for key, each in observations.items()}
     if num_candidates > 1:
         actions = {key: ActionConversionCandidatesInterface(conversion) for key, conversion in actions.items()}
         for layer in layers:

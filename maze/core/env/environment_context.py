@@ -81,6 +81,15 @@ class EnvironmentContext:
             self.is_step_complete = False
             self.event_service.clear_events()
 
+    @contextmanager
+    def events_dropped(self) -> Iterator[None]:
+        """Return a context whose events are dropped, such as those of a policy whose actions are not taken."""
+        self.pre_step()
+        records = self.event_service.records
+        n_events = len(records)
+        yield
+        del records[n_events:]
+
     def increment_env_step(self) -> None:
         """Count the current environment step as completed; at most once per sub-step."""
         if not self.is_step_complete:

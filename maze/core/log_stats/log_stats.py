@@ -460,11 +460,9 @@ class StatsContext:
             write()
         except getattr(writer, "failures", OSError) as error:
             self._silenced.add(id(writer))
-            of_run, self.error = self.error, error
             with suppress(getattr(writer, "failures", OSError)):  # of the same cause
                 if isinstance(writer, LogStatsWriter):
                     writer.close()
-            self.error = of_run
             what = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             _LOGGER.warning("%s cannot write (%s); it is disabled for this run.", type(writer).__name__, what)
 

@@ -207,7 +207,9 @@ class HyperparametersWriter(LogStatsWriter):
         if not self._is_started:
             return
         self._is_started = False
-        status = api_pb2.STATUS_SUCCESS if StatsContext.active().error is None else api_pb2.STATUS_FAILURE
+        context = StatsContext.active()
+        has_failed = context.error is not None or context.is_disabled(self)
+        status = api_pb2.STATUS_FAILURE if has_failed else api_pb2.STATUS_SUCCESS
         info = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
         plugin = metadata.create_summary_metadata(info)
         end = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=plugin, tensor=metadata.NULL_TENSOR)

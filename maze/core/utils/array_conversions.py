@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -153,6 +153,45 @@ class Normalize:
         if self.largest is not None:
             result = np.minimum(result, self.largest)
         return np.asarray(result, np.float32)
+
+
+class Stack(NamedTuple):
+    """Stack of the latest observations of an entry, the oldest first; the first one of an episode is repeated.
+
+    :param source: Name of the entry.
+    :param target: Name of the stack.
+    :param keeps_original: Whether the entry stays beside it.
+    :param is_delta: Whether all but the latest observation are replaced by the difference to their successor.
+    :param n_steps: Number of observations.
+    :param dtype: Type of the stack.
+    """
+
+    source: str
+    target: str
+    keeps_original: bool
+    is_delta: bool
+    n_steps: int
+    dtype: np.dtype[Any]
+
+    def add_to(self, entries: dict[str, Any], history: dict[tuple[Any, str], Array], actor: Any) -> None:
+        """Add the stack to the entries of an observation.
+
+        :param entries: The entries, which are modified.
+        :param history: Latest observations `[n_steps, *shape]` by actor and target; its arrays are replaced.
+        :param actor: The observing actor.
+        """
+        latest = np.asarray(entries[self.source] if self.keeps_original else entries.pop(self.source), self.dtype)
+        steps = np.empty((self.n_steps, *latest.shape), self.dtype)
+        past = history.get((actor, self.target))
+        if past is None:
+            steps[:] = latest
+        else:
+            steps[:-1] = past[1:]
+            steps[-1] = latest
+        history[actor, self.target] = steps
+        entries[self.target] = stacked = steps.copy()
+        if self.is_delta:
+            np.subtract(steps[1:], steps[:-1], out=stacked[:-1])
 
 
 _KINDS: Mapping[str, Any] = {

@@ -294,14 +294,14 @@ class EnvFactory:
 
     def __call__(self) -> Any:
         """Make an environment."""
-        from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper
         from maze.core.wrappers.wrapper_factory import WrapperFactory
 
         with imports_guarded(self._guard):
             env = self._make_env()
             if self.wrappers:
                 env = WrapperFactory.wrap_from_config(env, self.wrappers)
-        return env if self.timeout is None else CallTimeLimitWrapper.wrap(env, seconds=self.timeout)
+        limit = {"maze.core.wrappers.time_limit_wrapper.CallTimeLimitWrapper": {"seconds": self.timeout}}
+        return env if self.timeout is None else WrapperFactory.wrap_from_config(env, limit)
 
     def _make_env(self) -> Any:
         env = self.env

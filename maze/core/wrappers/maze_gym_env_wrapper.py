@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -152,18 +154,64 @@ def env_name(env: MazeEnv[Any]) -> str:
     return type(env).__name__ if foreign is None else gym_adapters.gym_env_name(foreign)
 
 
-class GymCoreEnv(CoreEnv):
-    """A gymnasium environment as a core environment; its observations are the states.
+class ForeignCoreEnv(CoreEnv):
+    """Base of environments of other frameworks as core environments; their observations are the states.
+
+    :param env: The environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__()
+        self.env = env
+        self.renderer = GymRenderer(env)
+        self._maze_state: MazeStateType | None = None
+
+    @override(CoreEnv)
+    def close(self) -> None:
+        self.env.close()
+
+    @override(CoreEnv)
+    def get_maze_state(self) -> MazeStateType:
+        return self._maze_state
+
+    @override(CoreEnv)
+    def get_renderer(self) -> Renderer:
+        return self.renderer
+
+    @property
+    def can_be_made_again(self) -> bool:
+        """Whether the environment was made by an id, a name or a function, not given as an object."""
+        return self._maker() is not None
+
+    def set_render_mode(self, render_mode: str) -> None:
+        """Make the environment again with another render mode.
+
+        The running episode is lost: call this before `reset`.
+
+        :param render_mode: One of the environment's modes; with the present one, nothing is done.
+        :raises ConfigError: The environment was given as an object.
+        """
+        if getattr(self.env, "render_mode", None) == render_mode:
+            return
+        if (make := self._maker()) is None:
+            raise ConfigError(f"{self!r} was not made by name; make it with render_mode={render_mode!r} yourself.")
+        self.env.close()
+        self.env = self.renderer.env = make(render_mode=render_mode)
+
+    @abstractmethod
+    def _maker(self) -> Callable[..., Any] | None:
+        """Return the function that makes the environment with a render mode; `None`: it was given as an object."""
+
+
+class GymCoreEnv(ForeignCoreEnv):
+    """A gymnasium environment as a core environment.
 
     :param env: Environment with the current API (`reset` returns two values, `step` five) or the older one (one and
         four).
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__()
-        self.env = env
-        self.renderer = GymRenderer(env)
-        self._maze_state: MazeStateType | None = None
+        super().__init__(env)
         self.next_seed: int | None = None
         """The seed of the next reset."""
         self._takes_seed = gym_adapters.takes_seed(env)
@@ -206,40 +254,13 @@ class GymCoreEnv(CoreEnv):
             self.env.seed(self.next_seed)
 
     @override(CoreEnv)
-    def close(self) -> None:
-        self.env.close()
-
-    @override(CoreEnv)
-    def get_maze_state(self) -> MazeStateType:
-        return self._maze_state
-
-    @override(CoreEnv)
-    def get_renderer(self) -> Renderer:
-        return self.renderer
-
-    @override(CoreEnv)
     def is_step_complete(self) -> bool:
         return True
 
-    @property
-    def can_be_made_again(self) -> bool:
-        """Whether the environment was made from an id."""
-        return getattr(self.env, "spec", None) is not None
-
-    def set_render_mode(self, render_mode: str) -> None:
-        """Make the environment again with another render mode.
-
-        The running episode is lost: call this before `reset`.
-
-        :param render_mode: One of the environment's modes; with the present one, nothing is done.
-        :raises ConfigError: The environment was not made from an id.
-        """
-        if getattr(self.env, "render_mode", None) == render_mode:
-            return
-        if not self.can_be_made_again:
-            raise ConfigError(f"{self!r} was not made from an id; make it with render_mode={render_mode!r}.")
-        self.env.close()
-        self.env = self.renderer.env = gymnasium.make(self.env.spec, render_mode=render_mode)  # type: ignore[arg-type]
+    @override(ForeignCoreEnv)
+    def _maker(self) -> Callable[..., Any] | None:
+        spec = getattr(self.env, "spec", None)
+        return None if spec is None else functools.partial(gymnasium.make, spec)
 
     @override(CoreEnv)
     def clone_from(self, env: CoreEnv) -> None:
@@ -334,30 +355,34 @@ class GymActionConversion(ActionConversionInterface):
     """Convert dictionary actions to the type, the offset and the range of the gymnasium space.
 
     :param env: The environment whose actions are to be converted.
+    :param prefix: Prefix of the names of actions.
     """
 
     uses_state = False
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], prefix: str = "") -> None:
         self.kind, self.leaves = action_leaves(env.action_space)
-        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self.prefix = prefix
+        self._space = spaces.Dict({f"{prefix}{key}": leaf.space for key, leaf in self.leaves.items()})
         self._only_leaf = self.leaves["action"] if self.kind is None else None
+        self._only_name = f"{prefix}action"
 
     @override(ActionConversionInterface)
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
         try:
             if self._only_leaf is not None:
-                return self._only_leaf.to_gym(action["action"])
-            parts = {key: leaf.to_gym(action[key]) for key, leaf in self.leaves.items()}
+                return self._only_leaf.to_gym(action[self._only_name])
+            parts = {key: leaf.to_gym(action[f"{self.prefix}{key}"]) for key, leaf in self.leaves.items()}
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentContractError(
-                f"An action must have the keys {list(self.leaves)}, element of {self._space}; found {action!r}."
+                f"An action must have the keys {list(self._space)}, element of {self._space}; found {action!r}."
             ) from error
         return packed(self.kind, parts)
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        return unpacked(self.kind, self.leaves, maze_action)
+        parts = unpacked(self.kind, self.leaves, maze_action)
+        return {f"{self.prefix}{key}": value for key, value in parts.items()}
 
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -13,22 +13,12 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigValueError
+from maze.core.utils.array_conversions import Stack
 from maze.core.utils.config_utils import whole_number
 from maze.core.wrappers import wrapper
 
 History = dict[tuple[Any, str], np.ndarray]
 """The latest observations `[stack_steps, ...]`, oldest first, by actor and name of the stacked observation."""
-
-
-class _Stack(NamedTuple):
-    """An entry of the configuration, applied to one sub-step."""
-
-    source: str
-    target: str
-    keeps_original: bool
-    is_delta: bool
-    n_steps: int
-    dtype: np.dtype[Any]
 
 
 class ObservationStackWrapper(wrapper.SubstepObservationWrapper):
@@ -49,7 +39,7 @@ class ObservationStackWrapper(wrapper.SubstepObservationWrapper):
     def __init__(self, env: MazeEnv[Any], stack_config: list[dict[str, Any]]) -> None:
         super().__init__(env)
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
-        self.stacks: dict[StepKeyType, list[_Stack]] = {key: [] for key in step_spaces}
+        self.stacks: dict[StepKeyType, list[Stack]] = {key: [] for key in step_spaces}
         """The stacked entries of each sub-step."""
         for index, entry in enumerate(stack_config):
             self._add(entry, f"stack_config[{index}]", step_spaces)
@@ -111,27 +101,15 @@ class ObservationStackWrapper(wrapper.SubstepObservationWrapper):
                 del entries[name]
             entries[target] = _stacked_space(space, n_steps, is_delta)
             dtype = np.dtype(entries[target].dtype)
-            self.stacks[step_key].append(_Stack(name, target, keeps_original, is_delta, n_steps, dtype))
+            self.stacks[step_key].append(Stack(name, target, keeps_original, is_delta, n_steps, dtype))
 
     @staticmethod
     def _stacked(
-        observation: wrapper.Observation, stacks: list[_Stack], actor: Any, history: History
+        observation: wrapper.Observation, stacks: list[Stack], actor: Any, history: History
     ) -> wrapper.Observation:
         result = dict(observation)
-        for source, target, keeps_original, is_delta, n_steps, dtype in stacks:
-            latest = np.asarray(result[source] if keeps_original else result.pop(source), dtype)
-            steps = np.empty((n_steps, *latest.shape), dtype)
-            past = history.get((actor, target))
-            if past is None:
-                steps[:] = latest
-            else:
-                steps[:-1] = past[1:]
-                steps[-1] = latest
-            history[actor, target] = steps
-            stacked = steps.copy()
-            if is_delta:
-                np.subtract(steps[1:], steps[:-1], out=stacked[:-1])
-            result[target] = stacked
+        for stack in stacks:
+            stack.add_to(result, history, actor)
         return result
 
 

@@ -197,11 +197,9 @@ def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> Join
     left_out: Counter[str] = Counter()
     for where, line in read_lines(Path(path), damaged):
         try:
-            found = [] if line["kind"] == "outcome" else _decisions(where, line, known_spaces)
-            values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
-            identifier = str(line["decision"]) if line["kind"] == "outcome" else ""
-            if identifier:
-                float(values["reward"])
+            is_outcome = line["kind"] == "outcome"
+            found = [] if is_outcome else _decisions(where, line, known_spaces)
+            identifier, values = _outcome(line) if is_outcome else ("", {})
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
             _LOGGER.warning("%s is not an entry of a decision log (%s: %s).", where, type(error).__name__, error)
             damaged.append(where)
@@ -233,6 +231,16 @@ def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> Join
             trajectory.step_records = steps
             episodes.append(trajectory)
     return JoinedLog(episodes, +left_out)
+
+
+def _outcome(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the identifier of a decision, and its reported outcome."""
+    values = {key: value for key, value in line.items() if key not in ("kind", "time", "decision")}
+    float(values["reward"])
+    for name in ("done", "truncated"):
+        if values.get(name) not in (None, False, True):
+            raise ValueError(f"`{name}`: expected true or false, found {values[name]!r:.100}")
+    return str(line["decision"]), values
 
 
 def _decisions(

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from torch.utils.data import Dataset, random_split
 
 from maze.core.env.action_conversion import ActionBounds
+from maze.core.env.space_values import rows_outside
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import ConfigType, Factory, plain_container
@@ -109,10 +110,8 @@ def _stacked(dataset: Any, device: str, bounds: Mapping[StepKeyType, ActionBound
     }
 
 
-def _tensors(entries: Sequence[Mapping[str, Any]], device: str) -> dict[str, torch.Tensor]:
-    return {
-        key: torch.from_numpy(np.stack([np.asarray(entry[key]) for entry in entries])).to(device) for key in entries[0]
-    }
+def _tensors(rows: Sequence[Mapping[str, Any]], device: str) -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(np.stack([np.asarray(row[key]) for row in rows])).to(device) for key in rows[0]}
 
 
 def check_fits(
@@ -145,17 +144,12 @@ def check_fits(
                     )
 
 
-def _fits(value: Any, space: spaces.Space[Any] | None) -> bool:
-    """Return whether a value is of a space, apart from the bounds of boxes; `None`: there is no such sub-step."""
-    if isinstance(space, spaces.Dict):
-        is_same = isinstance(value, Mapping) and set(value) == set(space)
-        return is_same and all(_fits(value[key], subspace) for key, subspace in space.items())
-    array = np.asarray(value)
-    if space is None or array.shape != space.shape:
+def _fits(values: Any, space: spaces.Dict | None) -> bool:
+    """Return whether values are of a space, apart from the bounds of boxes; `None`: there is no such sub-step."""
+    if space is None or not isinstance(values, Mapping) or set(values) != set(space):
         return False
-    if isinstance(space, spaces.Box):
-        return array.dtype.kind != "f" or bool(np.isfinite(array).all())
-    return space.contains(array.astype(space.dtype)[()])
+    pairs = [(np.asarray(values[key]), part) for key, part in space.items()]
+    return all(array.shape == part.shape and not rows_outside(array[np.newaxis], part).any() for array, part in pairs)
 
 
 logger = logging.getLogger(__name__)

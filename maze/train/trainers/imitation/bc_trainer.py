@@ -89,17 +89,14 @@ class BCTrainer(EpochTrainer):
         :param dataset: The trajectories: a data set or its configuration, which gets `conversion_env_factory`.
         """
         config: BCAlgorithmConfig = run.algorithm
-        data = load_dataset(dataset, run.env_factory)
-        check_fits(data, run.spaces.observation_spaces_dict, run.spaces.action_spaces_dict)
+        data, action_spaces = load_dataset(dataset, run.env_factory), run.spaces.action_spaces_dict
+        check_fits(data, run.spaces.observation_spaces_dict, action_spaces)
         policy: TorchPolicy = run.model()
         training_data, validation_data = split_dataset(data, config, run.agent_seed)
         selection = run.best_model_selection(policy)
-        loss = BCLoss(action_spaces_dict=run.spaces.action_spaces_dict, entropy_coef=config.entropy_coef)
+        loss = BCLoss(action_spaces, config.entropy_coef)
         batches = partial(
-            StepBatches,
-            batch_size=config.batch_size,
-            device=policy.device,
-            action_spaces_dict=run.spaces.action_spaces_dict,
+            StepBatches, batch_size=config.batch_size, device=policy.device, action_spaces_dict=action_spaces
         )
         trainer = cls(
             algorithm_config=config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -147,7 +148,8 @@ class Copies:
     """
 
     def __init__(self, env: Any, name: str) -> None:
-        self._env, self._made = env, list[Branches]()
+        self._env, self._resources = env, ExitStack()
+        self._resources.callback(env.close)
         self.chance = chance_in(stack_of(env)[0], f"algorithm={name}")
         env.seed(1)
         env.reset()
@@ -167,14 +169,12 @@ class Copies:
         else:
             env, limit = self._arrays
             branches = ArrayBranches(env.batch, gamma)
-        self._made.append(branches)
+        self._resources.callback(branches.close)
         return branches, limit
 
     def close(self) -> None:
         """Close the copies and the environment."""
-        for branches in self._made:
-            branches.close()
-        self._env.close()
+        self._resources.close()
 
 
 class LabellingTrainer(EpochTrainer, ABC):

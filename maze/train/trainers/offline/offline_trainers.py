@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import TorchActorCritic, policy_of
-from maze.core.agent.torch_model import TargetNetworks, as_float_tensors, depends_on_mode
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.agent.torch_state_action_critic import (
     TorchStateActionCritic,
@@ -283,7 +283,6 @@ class OfflineTrainer(EpochTrainer):
         super().__init__(algorithm_config, model, **common)
         self.action_spaces = action_spaces
         self._require_learnable_actions()  # before bounds of actions are missed that no bounds would help
-        self._has_modes = depends_on_mode(model.networks.values())
         self.generator = seeded_generator(seed, "cpu")
         settings = (self.config.gamma, self.config.batch_size, model.device, self.generator)
         self.batches = LoggedBatches(data, action_spaces, *settings, model.network_key)
@@ -357,8 +356,7 @@ class OfflineTrainer(EpochTrainer):
 
     @override(EpochTrainer)
     def _update(self) -> None:
-        if self._has_modes:
-            self.policy.train()
+        self.policy.train()
         self._learn_from(self.batches.draw())
 
     @override(EpochTrainer)
@@ -386,16 +384,10 @@ def joint_action_values(
     :param actions: `[B, *shape]` by head; continuous ones are scaled to [-1, 1].
     """
     if are_all_discrete(action_space):
-        outputs = [network(observations) for network in pair]
-        by_head = [
-            [output[q_values_key(head)].gather(-1, taken.unsqueeze(-1)) for head, taken in actions.items()]
-            for output in outputs
-        ]
-        return [values[0].squeeze(-1) if len(values) == 1 else torch.cat(values, -1).mean(-1) for values in by_head]
-    encoded = {
-        head: encode_action(space, actions[head], torch.get_default_dtype())
-        for head, space in action_space.spaces.items()
-    }
+        outputs = ([network(observations)[q_values_key(head)] for head in actions] for network in pair)
+        return [values_of(of_heads, [*actions.values()]).mean(-1) for of_heads in outputs]
+    dtype = torch.get_default_dtype()
+    encoded = {head: encode_action(space, actions[head], dtype) for head, space in action_space.spaces.items()}
     return [network({**observations, **encoded})["q_value"].squeeze(-1) for network in pair]
 
 
@@ -651,10 +643,9 @@ class TD3BC(OfflineTrainer):
         for batch in batches:
             key = batch.actor.step_key
             actions = self._actions(self.model, batch.actor, batch.observations)
+            pair = self.critic.networks[key][:1]
             with constant(self._critic_parameters):
-                values = joint_action_values(
-                    self.critic.networks[key][:1], self.action_spaces[key], batch.observations, actions
-                )
+                values = joint_action_values(pair, self.action_spaces[key], batch.observations, actions)
             distance = torch.stack([mse_loss(taken, batch.actions[head]) for head, taken in actions.items()]).mean()
             loss = policy_loss(values[0], distance, self.config.alpha)
             losses.report("policy_loss", loss, key, 1.0)
