@@ -74,11 +74,20 @@ def gae(
     # `where`, because the value after a termination means nothing and need not even be finite
     deltas = rewards + discount * np.where(terminated, 0.0, next_values).astype(dtype, copy=False) - values
     advantages = np.ascontiguousarray(deltas, dtype=dtype)
-    carried = np.empty(advantages.shape[1:], dtype)
-    for advantage, following, factor in zip(advantages[-2::-1], advantages[:0:-1], decay[-2::-1], strict=True):
-        np.multiply(factor, following, out=carried)
-        np.add(advantage, carried, out=advantage)
+    sum_up(advantages, decay)
     return advantages
+
+
+def sum_up(terms: np.ndarray, decay: np.ndarray) -> None:
+    """Add up terms from the last step backwards, in place: `terms[t] += decay[t] * terms[t + 1]`.
+
+    :param terms: Terms of each step, `[n_steps, ...]`.
+    :param decay: Factors of the sums that follow, of the same shape.
+    """
+    carried = np.empty_like(terms[0])
+    for term, following, factor in zip(terms[-2::-1], terms[:0:-1], decay[-2::-1], strict=True):
+        np.multiply(factor, following, out=carried)
+        np.add(term, carried, out=term)
 
 
 def next_values_from(

@@ -58,11 +58,7 @@ def unique_parameters(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
 
     :return: Each with the shape that it has in its network, `[...]`.
     """
-    seen: dict[int, torch.Tensor] = {}
-    for network in networks:
-        for parameter in network.parameters():
-            seen.setdefault(id(parameter), parameter)
-    return list(seen.values())
+    return list(dict.fromkeys(parameter for network in networks for parameter in network.parameters()))
 
 
 @contextmanager

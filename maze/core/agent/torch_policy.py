@@ -247,11 +247,11 @@ class TorchPolicy(NetworksModel, Policy):
         :param temperature: See :meth:`compute_substep_policy_output`.
         :param runs: Of a recurrent policy, for each sub-step where its hidden states come from.
         """
-        output = PolicyOutput()
-        for index, substep in enumerate(substeps):
-            observation, run = substep.observation or {}, None if runs is None else runs[index]
-            output.append(self.compute_substep_policy_output(observation, substep.actor_id, temperature, run))
-        return output
+        run_of: Sequence[Run | None] = runs or [None] * len(substeps)
+        return PolicyOutput(
+            self.compute_substep_policy_output(substep.observation or {}, substep.actor_id, temperature, run)
+            for substep, run in zip(substeps, run_of, strict=True)
+        )
 
     # -- networks -----------------------------------------------------------------------------------------------------
 

@@ -117,6 +117,19 @@ def fail(error: BaseException, place: Place, call: str) -> NoReturn:
     raise named from error
 
 
+def made_by(factory: Callable[[], Any], name: str) -> Any:
+    """Return the environment that a factory makes.
+
+    :param factory: The factory.
+    :param name: Name of the environment, for messages.
+    :raises MazeError: The factory raised an exception; see :func:`failure`.
+    """
+    try:
+        return factory()
+    except USER_CODE_ERRORS as error:
+        fail(error, Place(name), "the factory")
+
+
 @contextmanager
 def in_simulation(what: str) -> Iterator[None]:
     """Return a context whose errors name a simulation, as opposed to the episode itself.

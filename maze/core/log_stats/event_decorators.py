@@ -163,15 +163,14 @@ def define_mean_by(*groups: str, input_name: str | None = None) -> Callable[[Eve
     return decorate
 
 
-def define_time(event: EventMethod) -> EventMethod:
+def define_time(event: EventMethod, prefix: str = "mean_") -> EventMethod:
     """Define the means of an epoch of an event with the arguments `time` (seconds) and `percent`.
 
-    The statistics are called `mean_time` and `mean_percent`.
-
     :param event: The event's interface method, which is modified and returned.
+    :param prefix: The statistics are called `<prefix>time` and `<prefix>percent`.
     """
-    event = define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")(event)
-    return define_epoch_stats(np.mean, input_name="time", output_name="mean_time")(event)
+    event = define_epoch_stats(np.mean, input_name="percent", output_name=f"{prefix}percent")(event)
+    return define_epoch_stats(np.mean, input_name="time", output_name=f"{prefix}time")(event)
 
 
 def define_plot(

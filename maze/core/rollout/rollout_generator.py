@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -66,13 +65,13 @@ class RolloutGenerator:
         self.record_logits = record_logits
         self.record_next_observations = record_next_observations
         self.terminate_on_done = terminate_on_done
-        self._single: _SingleEnvRollouts | None = None
-        if not self.is_vectorized:
-            options = record_step_stats, record_episode_stats, record_next_observations, terminate_on_done
-            self._single = _SingleEnvRollouts(self.env, *options)
-        elif record_next_observations:
+        self._records_step_stats, self._records_episode_stats = record_step_stats, record_episode_stats
+        if record_step_stats:
+            self.env.get_stats(LogStatsLevel.STEP)  # from now on they are calculated
+        if self.is_vectorized and record_next_observations:
             self.env.keep_terminal_observations = True
-        # Observations of the next actions by sub-step key; None before the first reset.
+        # Observation of the next action, in vector environments by sub-step key; None: the next rollout begins with a
+        # reset.
         self._last_observation: Any = None
         # Environments that begin new episodes with the next rollout.
         self._renewed: list[int] = list(range(env.n_envs)) if self.is_vectorized else []
@@ -102,9 +101,7 @@ class RolloutGenerator:
     def reset(self) -> None:
         """Begin the next rollout with new episodes; required after any other use of the environment."""
         self._last_observation = None
-        if self._single is not None:
-            self._single.observation = None
-        else:
+        if self.is_vectorized:
             self._renewed = list(range(self.env.n_envs))
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,13 +140,19 @@ class RolloutGenerator:
         """
         if n_steps is None and not self.terminate_on_done:
             raise ValueError("Without `terminate_on_done` a rollout has no end: pass `n_steps`.")
-        if self._single is not None:
-            return self._single.rollout(policy, self._logits_shapes(policy), n_steps, trajectory_id)
-        assert n_steps is not None
-        columns = self.allocate(n_steps, policy)
-        columns.infos = []
-        self.collect(policy, columns)
-        return record_of(columns, with_next_observations=self.record_next_observations, id=trajectory_id)
+        if self.is_vectorized and n_steps is not None:
+            columns = self.allocate(n_steps, policy)
+            columns.infos = []
+            self.collect(policy, columns)
+            return record_of(columns, with_next_observations=self.record_next_observations, id=trajectory_id)
+        if self._last_observation is None:
+            self._last_observation = self.env.reset()
+        trajectory = SpacesTrajectoryRecord(self.env.get_episode_id() if trajectory_id is None else trajectory_id)
+        choose, is_over = _choosing_function(self.env, policy, self._logits_shapes(policy)), False
+        while not is_over and (n_steps is None or len(trajectory) < n_steps):
+            trajectory.append(StructuredSpacesRecord())
+            is_over = self._take_step(choose, trajectory) and self.terminate_on_done
+        return trajectory
 
     def allocate(self, n_steps: int, policy: Policy | None = None) -> RolloutColumns:
         """Return columns for :meth:`collect`.
@@ -295,6 +298,37 @@ class RolloutGenerator:
     def _logits_shapes(self, policy: Policy | None) -> LogitsShapes | None:
         return logits_shapes_of(policy, self.env.action_spaces_dict) if self.record_logits else None
 
+    def _take_step(self, choose: _ChoosingFunction, trajectory: SpacesTrajectoryRecord) -> bool:
+        """Take one environment step in a single environment: sub-steps until it is complete.
+
+        :param choose: Chooses the actions.
+        :param trajectory: Its last record is the one of this step.
+        :return: Whether the episode is over; the next one has then begun.
+        """
+        step_record = trajectory.step_records[-1]
+        env = self.env
+        done = False
+        while not (done or (step_record.substep_records and env.context.is_step_complete)):
+            actor, observation = env.actor_id(), self._last_observation
+            record = SpacesRecord(actor, observation=_copied(observation))
+            action = choose(observation, actor, record)
+            record.action = _copied(action)
+            self._last_observation, record.reward, done, record.info = env.step(action)
+            record.done = done
+            if self.record_next_observations:
+                record.next_observation = _copied(self._last_observation)
+            step_record.append(record)
+        own_rewards = env.get_actor_rewards()
+        if own_rewards is not None:
+            _share_out(own_rewards, trajectory)
+        if self._records_step_stats:
+            step_record.step_stats = dict(env.get_stats(LogStatsLevel.STEP).last_stats)
+        if done:
+            self._last_observation = env.reset()  # publishes the statistics of the episode
+            if self._records_episode_stats:
+                step_record.episode_stats = dict(env.get_stats(LogStatsLevel.EPISODE).last_stats)
+        return done
+
 
 def _note_actors_done(infos: Sequence[Mapping[Any, Any]], tick: int, columns: RolloutColumns) -> None:
     """Mark the last ticks of actors that left permanently while others acted, if they are in the rollout."""
@@ -317,76 +351,8 @@ def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: 
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
+
 _ChoosingFunction = Callable[[Any, ActorID, SpacesRecord], Any]
-
-
-@dataclass
-class _SingleEnvRollouts:
-    """Roll out policies in a single environment; each rollout continues where the previous one ended.
-
-    The parameters are those of :class:`RolloutGenerator`.
-    """
-
-    env: Any
-    record_step_stats: bool
-    record_episode_stats: bool
-    record_next_observations: bool
-    terminate_on_done: bool
-    observation: Any = None
-    """Observation of the next action; `None`: the next rollout begins with a reset."""
-
-    def __post_init__(self) -> None:
-        if self.record_step_stats:
-            self.env.get_stats(LogStatsLevel.STEP)  # from now on they are calculated
-
-    def rollout(
-        self, policy: Policy, logits_shapes: LogitsShapes | None, n_steps: int | None, trajectory_id: Any | None
-    ) -> SpacesTrajectoryRecord:
-        """Roll out a policy.
-
-        :param policy: The policy.
-        :param logits_shapes: Shapes of its logits; `None`: they are not recorded.
-        :param n_steps: Number of environment steps; `None`: to the end of the episode.
-        :param trajectory_id: Id of the record; `None`: that of the episode.
-        """
-        if self.observation is None:
-            self.observation = self.env.reset()
-        trajectory = SpacesTrajectoryRecord(self.env.get_episode_id() if trajectory_id is None else trajectory_id)
-        choose, is_over = _choosing_function(self.env, policy, logits_shapes), False
-        while not is_over and (n_steps is None or len(trajectory) < n_steps):
-            trajectory.append(StructuredSpacesRecord())
-            is_over = self._take_step(choose, trajectory) and self.terminate_on_done
-        return trajectory
-
-    def _take_step(self, choose: _ChoosingFunction, trajectory: SpacesTrajectoryRecord) -> bool:
-        """Take one environment step in a single environment: sub-steps until it is complete.
-
-        :param trajectory: Its last record is the one of this step.
-        :return: Whether the episode is over; the next one has then begun.
-        """
-        step_record = trajectory.step_records[-1]
-        env = self.env
-        done = False
-        while not (done or (step_record.substep_records and env.context.is_step_complete)):
-            actor, observation = env.actor_id(), self.observation
-            record = SpacesRecord(actor, observation=_copied(observation))
-            action = choose(observation, actor, record)
-            record.action = _copied(action)
-            self.observation, record.reward, done, record.info = env.step(action)
-            record.done = done
-            if self.record_next_observations:
-                record.next_observation = _copied(self.observation)
-            step_record.append(record)
-        own_rewards = env.get_actor_rewards()
-        if own_rewards is not None:
-            _share_out(own_rewards, trajectory)
-        if self.record_step_stats:
-            step_record.step_stats = dict(env.get_stats(LogStatsLevel.STEP).last_stats)
-        if done:
-            self.observation = env.reset()  # publishes the statistics of the episode
-            if self.record_episode_stats:
-                step_record.episode_stats = dict(env.get_stats(LogStatsLevel.EPISODE).last_stats)
-        return done
 
 
 def _choosing_function(env: Any, policy: Policy, logits_shapes: LogitsShapes | None) -> _ChoosingFunction:

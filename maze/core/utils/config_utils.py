@@ -300,8 +300,10 @@ class EnvFactory:
             env = self._make_env()
             if self.wrappers:
                 env = WrapperFactory.wrap_from_config(env, self.wrappers)
-        limit = {"maze.core.wrappers.time_limit_wrapper.CallTimeLimitWrapper": {"seconds": self.timeout}}
-        return env if self.timeout is None else WrapperFactory.wrap_from_config(env, limit)
+            if self.timeout is not None:
+                limit = "maze.core.wrappers.time_limit_wrapper.CallTimeLimitWrapper"
+                env = WrapperFactory.wrap_from_config(env, {limit: {"seconds": self.timeout}})
+        return env
 
     def _make_env(self) -> Any:
         env = self.env

@@ -44,22 +44,20 @@ class FlattenConcatBaseNet(nn.Module):
         self.hidden = nn.Sequential(*layers)
         self.n_latent = widths[-1]
         self.hidden.apply(make_module_init_normc(1.0))
-        # one flat observation, the common case, goes straight into the first layer
-        self._only_flat_key = next(iter(obs_shapes)) if [len(s) for s in self._obs_shapes.values()] == [1] else None
 
     def latent(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the output of the last dense layer, `[..., n_latent]`.
 
         :param x: Observations `[..., *shape]` by key.
         """
-        if self._only_flat_key is not None:
-            features = x[self._only_flat_key]
-            return self.hidden(features if features.is_floating_point() else features.float())  # type: ignore[no-any-return]  # nn.Module.__call__
         flat = []
         for key, shape in self._obs_shapes.items():
-            tensor = x[key].float()
-            flat.append(tensor.flatten(tensor.dim() - len(shape)) if shape else tensor.unsqueeze(-1))
-        return self.hidden(torch.cat(flat, dim=-1))  # type: ignore[no-any-return]  # nn.Module.__call__
+            tensor = x[key] if x[key].is_floating_point() else x[key].float()
+            if len(shape) != 1:
+                tensor = tensor.flatten(tensor.dim() - len(shape)) if shape else tensor.unsqueeze(-1)
+            flat.append(tensor)
+        features = flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
+        return self.hidden(features)  # type: ignore[no-any-return]  # nn.Module.__call__
 
     def describe_latent(self, reader: ProgramReader, inputs: Places) -> Place:
         """Return the program of :meth:`latent`, see :mod:`maze.perception.program.network_program`.
@@ -109,9 +107,6 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
                 powers = layers.get_submodule("1").requires_grad_(False)
                 places = torch.linspace(-1.0, 1.0, self._head_shapes[head][0])
                 powers.load_state_dict({"weight": torch.stack([torch.ones_like(places), places, places**2], -1)})
-        self._only_flat_head = (
-            next(iter(self._head_shapes)) if [len(s) for s in self._head_shapes.values()] == [1] else None
-        )
 
     @evaluated_by_program
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -120,8 +115,6 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
         :param x: Observations `[..., *shape]` by key.
         """
         latent = self.latent(x)
-        if self._only_flat_head is not None:
-            return {self._only_flat_head: self._modules["heads"][0](latent)}  # type: ignore[index]  # a ModuleList
         logits = {}
         for (head, shape), layer in zip(self._head_shapes.items(), self.heads, strict=True):
             output = layer(latent)

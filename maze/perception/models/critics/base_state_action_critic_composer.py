@@ -41,7 +41,6 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
     def __init__(
         self, observation_spaces_dict: dict[str | int, spaces.Dict], action_spaces_dict: dict[str | int, spaces.Dict]
     ) -> None:
-        self._observation_spaces_dict = observation_spaces_dict
         self._action_spaces_dict = action_spaces_dict
         self._obs_shapes = observation_spaces_to_in_shapes(observation_spaces_dict)
 

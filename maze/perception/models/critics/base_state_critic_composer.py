@@ -30,8 +30,6 @@ class BaseStateCriticComposer(CriticComposerInterface):
     def __init__(
         self, observation_spaces_dict: dict[StepKeyType, spaces.Dict], agent_counts_dict: dict[StepKeyType, int]
     ) -> None:
-        self._observation_spaces_dict = observation_spaces_dict
-        self._agent_counts_dict = agent_counts_dict
         self._obs_shapes = observation_spaces_to_in_shapes(observation_spaces_dict)
 
 

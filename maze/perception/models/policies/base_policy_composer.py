@@ -30,8 +30,6 @@ class BasePolicyComposer(ABC):
         distribution_mapper: DistributionMapper,
     ) -> None:
         self._action_spaces_dict = action_spaces_dict
-        self._observation_spaces_dict = observation_spaces_dict
-        self._agent_counts_dict = agent_counts_dict
         self._distribution_mapper = distribution_mapper
 
     @property

@@ -343,12 +343,7 @@ class _Head:
 
     def column(self, actions: Mapping[str, Any]) -> np.ndarray:
         """Return the actions of all environments, `[n_envs, ...]`; actions of bounded boxes are clipped."""
-        try:
-            column = np.array(actions[self.name], self._dtype)
-        except (KeyError, TypeError, ValueError):
-            column = None
-        if column is None or column.shape != self._shape:  # raises an error with the details
-            return action_column(actions, self._step_key, self.name, self._shape, self._dtype)
+        column = action_column(actions, self._step_key, self.name, self._shape, self._dtype)
         if (limit := self._limit) is not None:
             from_zero = column - self._lowest if self._lowest else column
             if np.count_nonzero(from_zero.view(limit.dtype) >= limit):

@@ -10,7 +10,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
-from maze.core.env.faults import USER_CODE_ERRORS, Place, Seeding, closed, fail
+from maze.core.env.faults import USER_CODE_ERRORS, Place, Seeding, closed, fail, made_by
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_values import Cast, action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
@@ -116,10 +116,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
 
     def _build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]]) -> None:
         for index, factory in enumerate(env_factories):
-            try:
-                env = with_stats(factory())
-            except USER_CODE_ERRORS as error:
-                fail(error, Place(self._name(index)), "the factory")
+            env = with_stats(made_by(factory, self._name(index)))
             env.get_stats(LogStatsLevel.EPISODE).register_consumer(_FinishedEpisodes(self, index))
             self.envs.append(env)
             check_same_spaces(self.envs[0], env, self._name(index))

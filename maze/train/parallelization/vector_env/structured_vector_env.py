@@ -247,7 +247,6 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
 
     def report_work(self) -> None:
         """Add the statistics of the actors of a cluster to those of the epoch; without a cluster, do nothing."""
-        return
 
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         """Return the seed of a recent tick of an environment, to reproduce it.

@@ -12,7 +12,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
-from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
+from maze.core.env.faults import made_by
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats import log_stats
@@ -148,10 +148,7 @@ class CheckedEnvFactory:
         self.spaces = spaces
 
     def __call__(self) -> Any:
-        try:
-            env = self.env_factory()
-        except USER_CODE_ERRORS as error:
-            fail(error, Place("environment"), "the factory")
+        env = made_by(self.env_factory, "environment")
         check_same_spaces(self.spaces, env, "environment")
         return env
 

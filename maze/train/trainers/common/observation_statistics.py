@@ -366,7 +366,7 @@ class CentredReturns(ReturnFunction):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore estimates of :meth:`state_dict`."""
-        self.averages, self.std = list(state_dict["averages"]), float(state_dict.get("std", 1.0))
+        self.averages, self.std = list(state_dict["averages"]), float(state_dict["std"])
 
 
 def _of_decisions(target: Tensor, trajectories: Trajectories) -> Tensor:

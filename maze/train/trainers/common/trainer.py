@@ -156,7 +156,7 @@ class EpochTrainer(Trainer, ABC):
     """Whether it has :attr:`observation_statistics` learn; otherwise models that normalize need them beforehand."""
     follows_curriculum: ClassVar[bool] = False
     """Whether its environments may change from epoch to epoch, see
-    :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.Curriculum`."""
+    :class:`~maze.train.trainers.common.actor_critic.actor_critic_runners.Curriculum`."""
 
     config: Any
     """The hyperparameters; subclasses declare their own type."""
@@ -649,15 +649,12 @@ class EpochTrainer(Trainer, ABC):
             load_into(self._initial_policy.policy, state["initial_policy"], origin)
         self.policy.set_rng_state(state["policy_generators"])
         for name in _PROGRESS:
-            setattr(self, name, state.get(name, getattr(self, name)))  # earlier releases have no violation
+            setattr(self, name, state[name])
         self.run_seeds = dict(state["seeds"])
         self.stats.load_state_dict(state["update_statistics"])
         problems = self._load_parts(state)
-        restored = {
-            "model_selection": state["model_selection"],
-            "evaluator": train_utils.from_plain(state["evaluator"]),
-        }
-        self._restored = {name: of_part for name, of_part in restored.items() if of_part is not None}
+        evaluator = train_utils.from_plain(state["evaluator"])
+        self._restored = {"model_selection": state["model_selection"], "evaluator": evaluator}
         problems += self._hand_out_restored()
         for name, aggregator in self._aggregators().items():
             train_utils.statistics_from_plain(aggregator, state["statistics"].get(name, ()))
@@ -672,8 +669,8 @@ class EpochTrainer(Trainer, ABC):
         """
         problems: list[str] = []
         for name, part in (("model_selection", self.model_selection), ("evaluator", self.evaluator)):
-            if part is not None and name in self._restored:
-                problems += part.load_state_dict(self._restored.pop(name)) or []
+            if part is not None and (of_part := self._restored.pop(name, None)) is not None:
+                problems += part.load_state_dict(of_part) or []
         return problems
 
     def _report(self, problems: list[str], origin: str | Path) -> None:

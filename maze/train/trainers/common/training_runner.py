@@ -15,7 +15,7 @@ from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import TorchModel, resolve_device, threads_for
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
-from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
+from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail, made_by
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
@@ -326,10 +326,7 @@ class TrainingRunner(Runner):
         )
         self._closing.append(self.placement.close)
         factory = EnvFactory(cfg.env, cfg.get("wrappers") or {}, self.env_timeout)
-        try:
-            env = factory()
-        except USER_CODE_ERRORS as error:
-            fail(error, Place(_PROBE), "the factory")
+        env = made_by(factory, _PROBE)
         if is_open and type(env) is GymVectorMazeEnv:  # with wrappers it is of another class
             self.placement, self._num_envs = Batched(), env.num_envs
         call = "seed"

@@ -16,12 +16,12 @@ from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import TorchModel
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
-from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
 from maze.core.utils.worker_pool import n_available_cores
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
+from maze.train.parallelization.vector_env.vector_env_utils import CheckedEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase, SelectionCriterion, tell
 from maze.train.trainers.common.observation_statistics import Moments, merged
@@ -123,10 +123,7 @@ class ESTrainer(EpochTrainer):
         def new_rollouts() -> ESDistributedRollouts:
             # The same seeds in each call, and in a resumed run, which has no warm start: episodes depend on them.
             run.maze_seeding = copy.deepcopy(seeding)
-            try:
-                env = env_factory()
-            except USER_CODE_ERRORS as error:
-                fail(error, Place("environment"), "the factory")
+            env = CheckedEnvFactory(env_factory, run.spaces)()
             env.seed(run.env_seeds(1)[0])
             return (make_rollouts or partial(make_distributed_rollouts, run))(env, noise, run.agent_seed())
 

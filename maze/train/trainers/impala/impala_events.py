@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 from abc import ABC
+from functools import partial
 
 import numpy as np
 
-from maze.core.log_stats.event_decorators import define_epoch_stats
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_time
+
+define_part = partial(define_time, prefix="")
 
 
 class ImpalaEvents(ABC):
     """Times of the parts of an update, in seconds and in percent of the update; queue sizes; policy lag."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="percent")
+    @define_part
     def time_dequeuing_actors(self, time: float, percent: float) -> None:
         """Time spent waiting for rollouts; large if the actors are slower than the learner."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="percent")
+    @define_part
     def time_collecting_actors(self, time: float, percent: float) -> None:
         """Time for a batch: waiting for, receiving and joining rollouts."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="percent")
+    @define_part
     def time_learner_rollout(self, time: float, percent: float) -> None:
         """Time for evaluating policy and critic on the batch, including V-trace."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="percent")
+    @define_part
     def time_loss_computation(self, time: float, percent: float) -> None:
         """Time for computing the loss."""
 
-    @define_epoch_stats(np.mean, input_name="time", output_name="time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="percent")
+    @define_part
     def time_backprob(self, time: float, percent: float) -> None:
         """Time for back-propagation, the optimizer step and publishing the new policy."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from maze.core.agent.returns import ReturnFunction, Returns, Trajectories
+from maze.core.agent.returns import ReturnFunction, Returns, Trajectories, sum_up
 from maze.core.annotations import override
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ def from_importance_weights(
         return result.masked_fill(discounts == 0.0, 0.0)  # values after a termination may not be finite
 
     deltas = clipped_rhos * (rewards + discounts * following(values) - values)
-    vs = values + _decayed_sums(deltas, traces)
+    sums = deltas.cpu()
+    sum_up(sums.numpy(), traces.cpu().numpy())  # NumPy has less overhead for small operations
+    vs = values + sums.to(values.device)
     pg_advantages = _clipped(rhos, clip_pg_rho_threshold) * (rewards + discounts * following(vs) - values)
     return VTraceReturns(vs, pg_advantages)
 
@@ -239,12 +241,3 @@ def log_rhos_by_trajectory(log_rhos: Sequence[Tensor], is_over: Tensor, n_stream
 
 def _clipped(rhos: Tensor, threshold: float | None) -> Tensor:
     return rhos if threshold is None else rhos.clamp(max=threshold)
-
-
-def _decayed_sums(deltas: Tensor, factors: Tensor) -> Tensor:
-    """Return `result[t] = deltas[t] + factors[t] * result[t + 1]`; NumPy has less overhead for small operations."""
-    sums = deltas.cpu().numpy().copy()
-    decay = factors.cpu().numpy()
-    for step in range(len(sums) - 2, -1, -1):
-        sums[step] += decay[step] * sums[step + 1]
-    return torch.from_numpy(sums).to(deltas.device)

@@ -48,18 +48,15 @@ class ModelSelectionBase(ABC):
 
     def training_started(self) -> None:
         """Notify of the start of a run that reports its epochs."""
-        return
 
     def epoch_completed(self, epoch: int) -> None:
         """Notify of the end of an epoch, before its evaluation.
 
         :param epoch: Number of completed epochs.
         """
-        return
 
     def training_ended(self) -> None:
         """Notify of the end of a run, after its last evaluation."""
-        return
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the next comparisons depend on; tensors and plain values."""

@@ -12,13 +12,12 @@ from gymnasium import spaces
 
 from maze.core.env.action_conversion import ActionBounds
 from maze.core.env.base_env import is_truncated
-from maze.core.env.space_values import usual_values
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionBatch, TransitionRows
+from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionBatch, TransitionRows, usual_steps
 
 logger = logging.getLogger(__name__)
 
@@ -202,10 +201,7 @@ class RolloutRows(_StepAssembler):
     ) -> None:
         super().__init__(actors, n_envs, item_length)
         self._bounds = {actor.step_key: ActionBounds(action_spaces_dict[actor.step_key]) for actor in actors}
-        self._missing = [
-            [usual_values(by_key[actor.step_key]) for actor in actors]
-            for by_key in (observation_spaces_dict, action_spaces_dict)
-        ]
+        self._missing = usual_steps(actors, observation_spaces_dict, action_spaces_dict)
 
     def state(self) -> list[dict[str, Any]]:
         """Return the steps that are under way, by environment, and those that wait until they are an item."""

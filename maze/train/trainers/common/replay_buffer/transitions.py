@@ -141,6 +141,16 @@ def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
     return [ActorID(key, agent) for key, count in agent_counts_dict.items() for agent in range(count)]
 
 
+def usual_steps(actors: Sequence[ActorID], *spaces_dicts: Mapping[StepKeyType, spaces.Dict]) -> list[list[Arrays]]:
+    """Return small values of spaces, see :func:`~maze.core.env.space_values.usual_values`: for each of `spaces_dicts`
+    those of each actor.
+
+    :param actors: Actors of an environment step.
+    :param spaces_dicts: Spaces by step key.
+    """
+    return [[usual_values(by_key[actor.step_key]) for actor in actors] for by_key in spaces_dicts]
+
+
 class TransitionColumns:
     """A ring of rows in arrays that are allocated once.
 
@@ -184,11 +194,7 @@ class TransitionColumns:
         :param observation_spaces_dict: Observation spaces by step key.
         :param action_spaces_dict: Action spaces by step key.
         """
-        observations, actions = (
-            [usual_values(by_key[actor.step_key]) for actor in actors]
-            for by_key in (observation_spaces_dict, action_spaces_dict)
-        )
-        return cls(capacity, actors, observations, actions)
+        return cls(capacity, actors, *usual_steps(actors, observation_spaces_dict, action_spaces_dict))
 
     @classmethod
     def for_rows(cls, capacity: int, actors: Sequence[ActorID], rows: TransitionRows) -> TransitionColumns:

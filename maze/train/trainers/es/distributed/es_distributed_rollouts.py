@@ -233,15 +233,12 @@ class ESDistributedRollouts(ABC):
         :param n_rollouts: Minimum number of training episodes.
         :param n_timesteps: Minimum number of environment steps in them.
         """
-        return
 
     def report_work(self, statistics: LogStatsAggregator) -> None:
         """Add the statistics of the actors of a cluster to those of the epoch; without a cluster, do nothing.
 
         :param statistics: Statistics of the epoch.
         """
-        return
 
     def close(self) -> None:
         """Release environments and processes."""
-        return

@@ -312,10 +312,7 @@ class Players:
     def _add_slot(self, env: Any = None) -> None:
         if env is None:
             assert self._env_factory is not None, "sequential episodes need a first environment"
-            try:
-                env = self._env_factory()
-            except faults.USER_CODE_ERRORS as error:
-                faults.fail(error, faults.Place(f"environment {len(self._slots)}"), "the factory")
+            env = faults.made_by(self._env_factory, f"environment {len(self._slots)}")
         self._normalize(env)
         self._slots.append(_Slot(env))
 
