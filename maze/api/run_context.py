@@ -548,20 +548,15 @@ def _train_all(
                 first_error = first_error or error
             finally:
                 run.release()
-    _report(base, [run.result for run in runs], runs[0].silent)
+    frame = _results_frame([run.result for run in runs])
+    write_whole(base / RESULTS_FILE, frame.to_csv())
+    with output(runs[0].silent):
+        print(frame.to_string(), flush=True)
     if failed := [str(run.loaded.number) for run in runs if run.result.status == "failed"]:
         raise RunContextError(
             f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed)}); see `results`. The first "
             f"error: {first_error}"
         ) from first_error
-
-
-def _report(directory: Path, results: Sequence[RunResult], silent: bool) -> None:
-    """Write and print the table of results."""
-    frame = _results_frame(results)
-    write_whole(directory / RESULTS_FILE, frame.to_csv())
-    with output(silent):
-        print(frame.to_string(), flush=True)
 
 
 def _results_frame(results: Sequence[RunResult]) -> pd.DataFrame:

@@ -216,8 +216,8 @@ class TrainingRun:
                 self._stats.place = log_stats.RunPlace(directory, self.project, group)
                 self._stats.register_writer(run_summary.report_writer(directory, self.project))
                 runner = Factory(Runner).instantiate(self.cfg.runner, config_path="runner")  # type: ignore[type-abstract]
-                with _own_evaluator(self.cfg) as evaluator:
-                    runner.setup(self.cfg)
+                evaluator = _own_evaluator(self.cfg)
+                runner.setup(self.cfg)
                 if evaluator is not None:
                     _connect(evaluator, runner)
         except BaseException as error:
@@ -493,20 +493,14 @@ class TrainingRun:
         }
 
 
-@contextmanager
-def _own_evaluator(cfg: Any) -> Iterator[RolloutEvaluator | None]:
-    """Return a context in which an evaluator given as an object is the run's own copy, since trainers change it."""
-    algorithm = cfg.get("algorithm")
-    evaluator = getattr(algorithm, "rollout_evaluator", None)
-    if isinstance(algorithm, Mapping) or not isinstance(evaluator, RolloutEvaluator):
-        yield None
-        return
+def _own_evaluator(cfg: Any) -> RolloutEvaluator | None:
+    """Return a copy of an evaluator given as an object, and put it into the configuration, since trainers change it."""
+    evaluator = getattr(cfg.get("algorithm"), "rollout_evaluator", None)
+    if not isinstance(evaluator, RolloutEvaluator):
+        return None
     own = copy.copy(evaluator)
     place(cfg, "algorithm.rollout_evaluator", own)
-    try:
-        yield own
-    finally:
-        place(cfg, "algorithm", algorithm)
+    return own
 
 
 def _connect(evaluator: RolloutEvaluator, runner: Any) -> None:

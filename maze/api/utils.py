@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr
 from enum import Enum
 from typing import Any
 
@@ -13,7 +13,7 @@ from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from maze.console.streams import lasting_console
+from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.train.utils.train_utils import global_generators_state, set_global_generators_state
 
@@ -67,12 +67,7 @@ def output(silent: bool) -> Iterator[None]:
         with lasting_console():
             yield
         return
-    with (
-        open(os.devnull, "w", encoding="utf-8") as nowhere,
-        redirect_stdout(nowhere),
-        redirect_stderr(nowhere),
-        warnings.catch_warnings(),
-    ):
+    with quiet_console(), redirect_stderr(sys.stdout), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 

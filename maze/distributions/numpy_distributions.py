@@ -41,8 +41,7 @@ def sampler_of(head: HeadDescription) -> Sampler:
     :param head: The distribution, with the keys that it needs.
     :raises KeyError: There is no such distribution, or a key is missing.
     """
-    sampler: Sampler = _SAMPLERS[head["distribution"]](head)
-    return sampler
+    return _SAMPLERS[head["distribution"]](head)
 
 
 def categorical_sizes(head: HeadDescription) -> list[int]:

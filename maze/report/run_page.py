@@ -300,19 +300,13 @@ def runs_page(
 def _results(groups: Sequence[RunGroup]) -> str:
     rows: list[list[page.Cell]] = []
     for group in groups:
-        final, best = group.final, group.best
+        final, returns = group.final, list[page.Cell]([None] * 3)
+        if final.size:
+            of_final = _estimate_text(Estimate.of(iqm_interval(final[np.newaxis])))
+            returns = [float(final.mean()), of_final, float(group.best.mean())]
         steps = [max(each.env_steps, default=np.nan) for run in group.runs for each in run.progress.paths.values()]
         known = [value for value in steps if np.isfinite(value)]
-        rows.append(
-            [
-                group.label,
-                float(len(group.runs)),
-                float(final.mean()) if final.size else None,
-                _estimate_text(Estimate.of(iqm_interval(final[np.newaxis]))) if final.size else None,
-                float(best.mean()) if best.size else None,
-                float(max(known)) if known else None,
-            ]
-        )
+        rows.append([group.label, float(len(group.runs)), *returns, float(max(known)) if known else None])
     header = ("settings", "runs", "latest return", "interquartile mean [95 %]", "highest return", "environment steps")
     return page.table(header, rows, "Means over runs; the interval is Student's t of the trimmed mean")
 

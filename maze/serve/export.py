@@ -27,7 +27,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigImportError, MazeError, install_command
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.files import read_json_object
-from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
+from maze.core.wrappers.random_reset_wrapper import StepSkipWrapper
 from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.report.progress import read_progress

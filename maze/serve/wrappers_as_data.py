@@ -23,8 +23,8 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
 )
 from maze.core.wrappers.observation_preprocessing.preprocessing_wrapper import PreProcessingWrapper
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
+from maze.core.wrappers.random_reset_wrapper import StepSkipWrapper
 from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
-from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.serve.pipeline import StepKey

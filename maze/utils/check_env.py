@@ -187,8 +187,7 @@ def check_env(
     :raises ConfigError: `n_steps` is not positive, or no sub-step has a mask and the head that `masks` names for it.
     """
     whole_number("n_steps", n_steps, at_least=1)
-    is_made = isinstance(env, type | str | Mapping) or (callable(env) and not hasattr(env, "step"))
-    make_env = EnvFactory(env if is_made else lambda: copy.deepcopy(env))
+    make_env = EnvFactory(env)
     made = make_env()
     report = CheckReport(env_name(base_maze_env(made)))
     with warnings.catch_warnings(), StatsContext():

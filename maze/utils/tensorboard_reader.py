@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maze.core.errors import ConfigError
 
@@ -43,8 +42,7 @@ def tensorboard_to_pandas(file_path: str | Path) -> pd.DataFrame:
     return frame
 
 
-@dataclass
-class EventFileContent:
+class EventFileContent(NamedTuple):
     """The records of an event file.
 
     :param events: The events, `tensorboard.compat.proto.event_pb2.Event`.
@@ -62,13 +60,13 @@ def read_event_file(file: str | Path) -> EventFileContent:
     from tensorboard.compat.tensorflow_stub import errors
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
-    reader, content = PyRecordReader_New(str(file)), EventFileContent([])
+    reader, events = PyRecordReader_New(str(file)), list[Any]()
     try:
         while True:
             reader.GetNext()
-            content.events.append(Event.FromString(reader.record()))
+            events.append(Event.FromString(reader.record()))
     except errors.OutOfRangeError:
-        return content
+        return EventFileContent(events)
     except (errors.DataLossError, DecodeError, MemoryError, OverflowError) as error:
-        content.damage = f"{len(content.events)} events can be read, the next one cannot ({type(error).__name__})"
-        return content
+        damage = f"{len(events)} events can be read, the next one cannot ({type(error).__name__})"
+        return EventFileContent(events, damage)

@@ -165,7 +165,7 @@ def report(study: SweepStudy, trial: SweepTrial, objective: float | None, violat
     status = "failed" if objective is None else "completed"
     trial.runs.append(SweepRun(trial.number, None, "", status, objective, 1.0, violation=violation))
     study.save(trial)
-    study.finish(trial, trial.result([None], needs_objective=True))
+    study.finish(trial, trial.result([None]))
 
 
 def play(study: SweepStudy, n_finished: int, n_parallel: int = 2) -> None:
@@ -296,7 +296,7 @@ def test_a_study_keeps_trials_and_runs(tmp_path: Path) -> None:
     two_trials(tmp_path)
     with SweepStudy(tmp_path, True) as study:
         assert [trial.number for trial in study.open_trials] == [1]
-        assert study.trials[0].result([None], needs_objective=True).objective == 2.0
+        assert study.trials[0].result([None]).objective == 2.0
         assert study.trials[1].seeds_to_run([None], retry_failed=False) == [None]
 
 
@@ -336,11 +336,11 @@ def test_a_sweep_is_resumed_with_the_settings_it_was_started_with(tmp_path: Path
 def test_a_trial_fails_with_any_of_its_seeds() -> None:
     runs = [SweepRun(0, 1, "0", "completed", 1.0, 2.0), SweepRun(1, 2, "1", "failed", None, 1.0, "boom")]
     trial = SweepTrial(0, {"x": "1"}, runs)
-    result = trial.result([1, 2], needs_objective=True)
+    result = trial.result([1, 2])
     assert (result.status, result.objective, result.error) == ("failed", None, "1 of 2 seeds failed: boom")
     assert trial.seeds_to_run([1, 2, 3], retry_failed=True) == [2, 3]
     trial.runs.append(SweepRun(2, 2, "2", "completed", 4.0, 1.0))
-    result = trial.result([1, 2], needs_objective=True)
+    result = trial.result([1, 2])
     assert (result.status, result.objective, result.objective_std, result.duration) == ("completed", 2.5, 1.5, 3.0)
     assert result.run_dirs == ("0", "2")
 
@@ -377,7 +377,7 @@ def test_the_violation_of_a_trial_is_the_mean_over_its_seeds() -> None:
         SweepRun(0, 1, "0", "completed", 1.0, 2.0, violation=0.0),
         SweepRun(1, 2, "1", "completed", 3.0, 1.0, violation=0.5),
     ]
-    result = SweepTrial(0, {}, runs).result([1, 2], needs_objective=True)
+    result = SweepTrial(0, {}, runs).result([1, 2])
     assert (result.objective, result.violation) == (2.0, 0.25)
     (line,) = results_table(results_frame([result], maximize=True)).splitlines()[1:]
     assert "0.25" in line

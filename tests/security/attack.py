@@ -132,7 +132,7 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
         study.begin(grid, {"seeds": [None]})
         trial = study.propose()
         assert trial is not None
-        study.finish(trial, trial.result([None], needs_objective=False))
+        study.finish(trial, trial.result([None]))
     config = (
         b"env: {_target_: maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env, name: CartPole-v1,\n"
         b"  x: '${model.a}'}\n"

@@ -23,7 +23,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
-from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
+from maze.core.wrappers.random_reset_wrapper import StepSkipWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
 from maze.serve.app import Application, Limits, Tokens

@@ -90,7 +90,7 @@ class SweepTrial:
         done = FINISHED if retry_failed else (*FINISHED, FAILED)
         return [seed for seed in seeds if (run := self.run_of(seed)) is None or run.status not in done]
 
-    def result(self, seeds: Sequence[int | None], needs_objective: bool) -> TrialResult:
+    def result(self, seeds: Sequence[int | None]) -> TrialResult:
         """Return the result over all seeds; a trial fails if any of its runs fails."""
         runs = [run for run in map(self.run_of, seeds) if run is not None]
         errors = [run.error for run in runs if run.status == FAILED]
@@ -103,8 +103,6 @@ class SweepTrial:
         if len(seeds) > 1 and errors:
             error = f"{len(errors)} of {len(seeds)} seeds failed: {error}"
         has_all = status in FINISHED and len(values) == len(seeds)
-        if status == COMPLETED and needs_objective and not has_all:
-            status, error = FAILED, "the run has no objective: nothing was evaluated."
         durations = [run.duration for run in runs if run.duration is not None]
         return TrialResult(
             trial=self.number,

@@ -344,7 +344,7 @@ class SweepInProgress:
         return max(self.plan.n_trials, len(self.study.trials))
 
     def _result(self, trial: results.SweepTrial) -> results.TrialResult:
-        return trial.result(self.seeds, not self.plan.is_grid)
+        return trial.result(self.seeds)
 
     def _open_jobs(self) -> tuple[Jobs | BatchedJobs, int]:
         """Return the jobs of the launcher, and the number of jobs to start before waiting."""

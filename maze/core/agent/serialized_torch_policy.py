@@ -12,7 +12,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.errors import ConfigError, MazeError
 from maze.core.utils.checkpoint import load_into, load_state
-from maze.core.utils.config_utils import positive_number
+from maze.core.utils.config_utils import number
 from maze.core.utils.factory import ConfigType, Factory
 
 
@@ -43,7 +43,7 @@ class SerializedTorchPolicy(TorchPolicy):
             raise ConfigError("model.policy: missing; this model configuration has no policy to roll out.")
         device = resolve_device(device, "policy.device")
         super().__init__(policy.networks, policy.distribution_mapper, device, policy.substeps_with_separate_agent_nets)
-        self.temperature = positive_number("policy.temperature", temperature)
+        self.temperature = number("policy.temperature", temperature, 0.0, above=True)
         weights = load_state(state_dict_file)
         if "policies" not in weights and isinstance(weights.get("model"), Mapping):
             weights = weights["model"]  # of a trainer's whole state

@@ -18,7 +18,7 @@ from maze.core.agent.torch_model import NetworksModel, as_float_tensors
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
-from maze.core.utils.seeding import generator_state, set_generator_state
+from maze.core.utils.seeding import generator_state, seeded_generator, set_generator_state
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.numpy_distributions import HeadDescription, Sampler, check_logits, ranked_actions, sampler_of
@@ -67,8 +67,7 @@ class TorchPolicy(NetworksModel, Policy):
         self.temperature = 1.0
         """Temperature of sampled actions: below 1 sharpens, above 1 flattens the distributions. Learning uses 1."""
         self._rng = np.random.default_rng()
-        self._torch_generator = torch.Generator()
-        self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
+        self._torch_generator = seeded_generator(int(self._rng.integers(2**63)))
         self._hidden_states = HiddenStatesByEnvironment()
 
     # -- randomness ---------------------------------------------------------------------------------------------------

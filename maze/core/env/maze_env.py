@@ -324,7 +324,8 @@ class _StepPath:
         if done or context.is_step_complete or core_env.is_step_complete():
             context.increment_env_step()
             context.is_episode_over = bool(done)
-        context.run_post_step_callbacks()
+        if context.post_step_callbacks:
+            context.run_post_step_callbacks()
         return self.observe(maze_state), reward, bool(done), info
 
     def _clip_to_current(self, action: ActionType) -> ActionType:

@@ -77,13 +77,13 @@ class EventService:
         return cast(T, self._proxies[interface_class])
 
     def clear_events(self) -> None:
-        """Drop the events of the current step, also in all scopes."""
+        """Drop the events of the current step, also in all scopes. Without events, nothing is called."""
         if self.records:
             for see_events in self.on_clear:
                 see_events(self.records)
             self.records.clear()
-        for scope in self._scopes:
-            scope.clear_events()
+            for scope in self._scopes:
+                scope.clear_events()
 
     def clone_from(self, service: EventService) -> None:
         """Take over the events of the current step of another environment; scopes are emptied.

@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from enum import Enum
@@ -111,8 +111,8 @@ class LogStatsAggregator(LogStatsConsumer):
         period = len(self._lengths)
         self._lengths.append(stats.get(_STEP_COUNT, 1) if self.level is LogStatsLevel.EPOCH else 1)
         for (event, name, group), value in stats.items():
-            for slot in self.add_value(event, value, name, group):
-                slot.count_period(period)
+            for slot in self._slots_of(event, name, group):
+                slot.add(name, value, period)
 
     def receive_columns(
         self,
@@ -136,10 +136,7 @@ class LogStatsAggregator(LogStatsConsumer):
                 periods = (occurrences[key] + first).tolist()
             if not len(periods):
                 continue
-            plan = level_plan(key.event, self._level_name)
-            for index, component in plan.routes.get(key.output_name, ()):
-                group = key.group if component is None or key.group is None else (key.group[component],)
-                slot = self._slot(key.event, plan, index, group)
+            for slot in self._slots_of(*key):
                 slot.add_all(key.output_name, values, periods)
 
     @property
@@ -170,23 +167,16 @@ class LogStatsAggregator(LogStatsConsumer):
 
     def add_value(
         self, event: Callable[..., Any], value: Any, name: str | None = None, group: LogStatsGroup | None = None
-    ) -> list[StatsSlot]:
+    ) -> None:
         """Add one value.
 
         :param event: Interface method of the event.
         :param value: The value.
         :param name: Input of the event's statistics (their `input_name`).
         :param group: Its group.
-        :return: The slots that collect it.
         """
-        plan = level_plan(event, self._level_name)
-        slots = []
-        for index, component in plan.routes.get(name, ()):
-            kept = group if component is None or group is None else (group[component],)
-            slot = self._slot(event, plan, index, kept)
+        for slot in self._slots_of(event, name, group):
             slot.add(name, value)
-            slots.append(slot)
-        return slots
 
     def input_values(
         self, event: Callable[..., Any], name: str | None = None, group: LogStatsGroup | None = None
@@ -286,6 +276,15 @@ class LogStatsAggregator(LogStatsConsumer):
             if event is not None:
                 plan = level_plan(event, self._level_name)
                 self._slot(event, plan, row["index"], row["group"]).load_state(row)
+
+    def _slots_of(
+        self, event: Callable[..., Any], name: str | None, group: LogStatsGroup | None
+    ) -> Iterator[StatsSlot]:
+        """Yield the slots that collect a value of the level below."""
+        plan = level_plan(event, self._level_name)
+        for index, component in plan.routes.get(name, ()):
+            kept = group if component is None or group is None else (group[component],)
+            yield self._slot(event, plan, index, kept)
 
     def _slot(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:
         slot = self._slots.get((event, index, group))

@@ -279,7 +279,15 @@ class StatsSlot:
             values += array.tolist()
         return values
 
-    def add(self, name: str | None, value: Any) -> None:
+    def add(self, name: str | None, value: Any, period: int | None = None) -> None:
+        """Add a value of an input.
+
+        :param name: Name of the input.
+        :param value: The value.
+        :param period: Index of its period of the level below, not below that of the previous call; `None`: none.
+        """
+        if period is not None and (not self.periods or self.periods[-1] != period):
+            self.periods.append(period)
         values = self.inputs.get(name)
         if values is None:
             return
@@ -316,14 +324,6 @@ class StatsSlot:
         if len(self.periods) < n or (self.periods[-n], self.periods[-1]) != (periods[0], periods[-1]):
             return False
         return isinstance(periods, range) or self.periods[-n:] == periods
-
-    def count_period(self, period: int) -> None:
-        """Count a period of the level below with a value; at most once.
-
-        :param period: Index of the period, not below that of the previous call.
-        """
-        if not self.periods or self.periods[-1] != period:
-            self.periods.append(period)
 
     def clear(self) -> None:
         """Drop the inputs; cumulative statistics are kept."""

@@ -81,16 +81,6 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     return int(value)
 
 
-def positive_number(key: str, value: Any) -> float:
-    """Check a positive number of a configuration.
-
-    :param key: Its key.
-    :param value: The number.
-    :raises ConfigError: It is not a number, or not above 0 and finite.
-    """
-    return number(key, value, 0.0, above=True)
-
-
 def number(
     key: str,
     value: Any,
@@ -137,7 +127,7 @@ def duration(key: str, value: Any) -> float:
         return float(match[1]) * _SECONDS[match[2]]
     if isinstance(value, str):
         raise ConfigValueError(f"{key}: expected seconds, or a time such as 50ms, 2s, 10min or 1h, found {value!r}.")
-    return positive_number(key, value)
+    return number(key, value, 0.0, above=True)
 
 
 # Types of fields that state a range, which `CheckedConfig` checks.

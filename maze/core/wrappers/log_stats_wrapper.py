@@ -138,7 +138,7 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
         self._is_done = False
         self._step_keys.clear()
         has_kpis = self._kpi_calculator() is not None
-        self._keeps_log = self._is_log_requested or has_kpis or bool(LogEventsWriterRegistry.writers)
+        self._keeps_log = self._is_log_requested or has_kpis or bool(StatsContext.active().event_writers)
         return observation
 
     def publish_episode(self) -> None:

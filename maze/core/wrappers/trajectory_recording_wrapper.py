@@ -26,6 +26,7 @@ from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import ActionRecord, StateTrajectoryRecord, plain_seed
 from maze.core.trajectory_recording.writers.trajectory_writer_file import ParquetColumns, SubstepRow
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.files import file_stem
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, GymRenderer, latest_picture
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
@@ -111,8 +112,7 @@ class TrajectoryRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
         record, self.episode_record = self.episode_record, None
         if record is None or not record.step_records or self.env.context.is_copied:
             return
-        env_time = record.step_records[-1].env_time
-        events = StepEventLog(0 if env_time is None else env_time + 1)
+        events = StepEventLog(self.env.get_env_time())
         actor = self._substeps[0].actor_id if self._substeps else self._next[0]
         record.append(StateRecord(self._state, None, events, None, None, None, self._components, actor))
         TrajectoryWriterRegistry.record_trajectory_data(record)
@@ -290,11 +290,9 @@ class FrameRecordingWrapper(PassiveWrapper[MazeEnv[Any]]):
     """
 
     def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1) -> None:
-        if every_k_steps < 1:
-            raise ConfigError(f"FrameRecordingWrapper: `every_k_steps` must be at least 1, found {every_k_steps}.")
+        self.every_k_steps = whole_number("FrameRecordingWrapper.every_k_steps", every_k_steps, at_least=1)
         if not isinstance(env.get_renderer(), GymRenderer):
             raise ConfigError(f"FrameRecordingWrapper: {env!r} needs no frames, its renderer draws recorded states.")
-        self.every_k_steps = every_k_steps
         self._can_draw = True
         self._renderer = RecordedFramesRenderer()
         super().__init__(env)

@@ -162,8 +162,7 @@ def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        array = np.ascontiguousarray(value)
-        return {"dtype": array.dtype.str, "shape": list(value.shape), "bytes": array.tobytes()}
+        return {"dtype": value.dtype.str, "shape": list(value.shape), "bytes": value.tobytes()}
     if isinstance(value, np.dtype | type):
         return np.dtype(value).str
     return value.item() if isinstance(value, np.generic) else value

@@ -16,7 +16,7 @@ from maze.core.agent.torch_state_action_critic import encoded_size, merged_actio
 from maze.core.annotations import override
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError, unknown_key_error
-from maze.core.utils.config_utils import positive_number
+from maze.core.utils.config_utils import number
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
@@ -335,7 +335,7 @@ class _ActionHeads:
         self.masks = dict(masks)
         self.items = dict(items)
         self._initialization = initialization
-        self._log_std = math.log(positive_number("model.initial_std", initial_std))
+        self._log_std = math.log(number("model.initial_std", initial_std, 0.0, above=True))
         # Heads whose logits are means and logarithms of standard deviations.
         self._gaussian = [h for h in mapper.action_heads if issubclass(mapper.distribution_class(h), _GAUSSIAN)]
         self._own_std = [] if state_dependent_std else self._gaussian

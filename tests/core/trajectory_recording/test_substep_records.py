@@ -18,7 +18,7 @@ from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
-from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
+from maze.core.wrappers.random_reset_wrapper import StepSkipWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from maze.core.wrappers.wrapper import Wrapper

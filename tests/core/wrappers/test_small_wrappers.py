@@ -17,12 +17,11 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.no_dict_action_wrapper import NoDictActionWrapper
 from maze.core.wrappers.no_dict_observation_wrapper import NoDictObservationWrapper
 from maze.core.wrappers.no_dict_spaces_wrapper import NoDictSpacesWrapper
-from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
+from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper, StepSkipWrapper
 from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
-from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import RewardWrapper
 from maze_envs.logistics.dispatching.maze_env import dispatching_env

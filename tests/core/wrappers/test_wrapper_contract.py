@@ -39,13 +39,12 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
 from maze.core.wrappers.observation_preprocessing.preprocessing_wrapper import PreProcessingWrapper
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
 from maze.core.wrappers.observation_visualization_wrapper import ObservationVisualizationWrapper
-from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
+from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper, StepSkipWrapper
 from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
 from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
-from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import (
     ActionRecordingWrapper,

@@ -9,7 +9,7 @@ import base64
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -144,13 +144,6 @@ class _Decision:
     """Why it cannot be learned from; empty: it can."""
 
 
-@dataclass
-class _Outcome:
-    where: str
-    values: dict[str, Any]
-    is_contradicted: bool = False
-
-
 def is_decision_log(path: str | Path) -> bool:
     """Return whether a path is a decision log, by its name; the content is not read.
 
@@ -193,7 +186,8 @@ def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> Join
     counts = {} if env is None else env.agent_counts_dict
     known_spaces = {str(key): (key, seen[key].spaces, space.spaces, counts[key]) for key, space in taken.items()}
     decisions: dict[str, dict[str, _Decision]] = {}
-    outcomes: dict[str, _Outcome] = {}
+    outcomes: dict[str, tuple[str, dict[str, Any]]] = {}  # with their places
+    contradicted: set[str] = set()
     left_out: Counter[str] = Counter()
     for where, line in read_lines(Path(path), damaged):
         try:
@@ -210,26 +204,28 @@ def join_decision_log(path: str | Path, env: MazeEnv[Any] | None = None) -> Join
             else:
                 left_out["of no episode"] += 1
         if identifier:
-            before = outcomes.setdefault(identifier, _Outcome(where, values))
-            if before.values != values:
-                before.is_contradicted = True
+            first, before = outcomes.setdefault(identifier, (where, values))
+            if before != values:
+                contradicted.add(identifier)
                 message = "%s: the outcome of decision %s contradicts that of %s. Its episode is left out."
-                _LOGGER.warning(message, where, identifier, before.where)
+                _LOGGER.warning(message, where, identifier, first)
     if damaged:
         _LOGGER.warning("Damaged lines of the decision log are skipped: %s", ", ".join(damaged[:10]))
         left_out["lines damaged"] = len(damaged)
     known = {identifier for episode in decisions.values() for identifier in episode}
-    unknown = [outcome.where for identifier, outcome in outcomes.items() if identifier not in known]
+    unknown = [where for identifier, (where, _) in outcomes.items() if identifier not in known]
     if unknown:
         _LOGGER.warning("Outcomes of decisions that the log does not contain: %s", ", ".join(unknown[:10]))
         left_out["outcomes of unknown decisions"] = len(unknown)
     episodes = []
     for name, episode in decisions.items():
-        steps = _joined(episode, outcomes, left_out)
-        if steps:
-            trajectory = SpacesTrajectoryRecord(name)
-            trajectory.step_records = steps
-            episodes.append(trajectory)
+        steps, reason = _joined(episode, outcomes, contradicted)
+        if reason:
+            left_out[reason] += len(episode)
+            continue
+        trajectory = SpacesTrajectoryRecord(name)
+        trajectory.step_records = steps
+        episodes.append(trajectory)
     return JoinedLog(episodes, +left_out)
 
 
@@ -290,17 +286,17 @@ def _decisions(
 
 
 def _joined(
-    episode: Mapping[str, _Decision], outcomes: Mapping[str, _Outcome], left_out: Counter[str]
-) -> list[StructuredSpacesRecord]:
-    """Return the steps of an episode with their rewards; empty where it is incomplete."""
+    episode: Mapping[str, _Decision], outcomes: Mapping[str, tuple[str, Mapping[str, Any]]], contradicted: Set[str]
+) -> tuple[list[StructuredSpacesRecord], str]:
+    """Return the steps of an episode with their rewards, and why it is incomplete; empty: it is complete."""
     ordered = sorted(episode.items(), key=lambda item: item[1].n)
     numbers = [decision.n for _, decision in ordered]
     reason = next((decision.reason for _, decision in ordered if decision.reason), "")
     if numbers != list(range(len(numbers))):
         reason = reason or "in episodes with missing or repeated numbers"
-    if any(identifier not in outcomes for identifier, _ in ordered):
+    if not episode.keys() <= outcomes.keys():
         reason = reason or "in episodes with decisions without outcome"
-    if any(identifier in outcomes and outcomes[identifier].is_contradicted for identifier, _ in ordered):
+    if not contradicted.isdisjoint(episode):
         reason = reason or "in episodes with contradicting outcomes"
     for (_, earlier), (_, later) in pairwise(ordered):
         if later.time < earlier.time:
@@ -308,7 +304,7 @@ def _joined(
     steps: list[StructuredSpacesRecord] = []
     seen, is_over = set[ActorID](), False
     for identifier, decision in () if reason else ordered:
-        outcome, record = outcomes[identifier].values, decision.record
+        outcome, record = outcomes[identifier][1], decision.record
         if not steps or record.actor_id in seen:
             if is_over:
                 reason = "in episodes that continue after their end"
@@ -320,7 +316,4 @@ def _joined(
         record.done = is_over or bool(outcome.get("truncated"))
         record.info[TRUNCATION_KEY] = bool(outcome.get("truncated"))
         steps[-1].append(record)
-    if reason:
-        left_out[reason] += len(ordered)
-        return []
-    return steps
+    return steps, reason

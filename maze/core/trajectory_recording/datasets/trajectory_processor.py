@@ -20,6 +20,7 @@ from maze.core.trajectory_recording.records.trajectory_record import (
     StateTrajectoryRecord,
     TrajectoryRecord,
 )
+from maze.core.utils.config_utils import whole_number
 
 
 class TrajectoryProcessor(ABC):
@@ -99,8 +100,7 @@ class DeadEndClippingTrajectoryProcessor(TrajectoryProcessor):
     """Number of steps to drop."""
 
     def __post_init__(self) -> None:
-        if self.clip_k < 0:
-            raise ConfigError(f"DeadEndClippingTrajectoryProcessor: `clip_k` must be at least 0, found {self.clip_k}.")
+        self.clip_k = whole_number("DeadEndClippingTrajectoryProcessor.clip_k", self.clip_k, at_least=0)
 
     @override(TrajectoryProcessor)
     def pre_process(self, trajectory: TrajectoryRecord[Any]) -> TrajectoryRecord[Any]:

@@ -69,7 +69,11 @@ class RolloutEvaluator(Evaluator):
         self._n_instances = count_instances(eval_env)
         if self._n_instances:
             check_episode_count(n_episodes, self._n_instances, "rollout_evaluator.n_episodes")
-        self.eval_env = _vectorized(eval_env) if isinstance(eval_env, LogStatsWrapper) else eval_env
+        if isinstance(eval_env, LogStatsWrapper):
+            single = eval_env
+            eval_env = in_sequence(lambda: single, 1)
+            eval_env.epoch_stats = single.get_stats(LogStatsLevel.EPOCH)  # those of the environment itself
+        self.eval_env: StructuredVectorEnv = eval_env
         self.n_episodes = whole_number("n_episodes", n_episodes, at_least=1)
         self.model_selection = model_selection
         self._keeps_latest = keep == "latest"
@@ -151,10 +155,3 @@ class RolloutEvaluator(Evaluator):
             policy.set_rng_state(of_training)
             for network in trained:
                 network.train()
-
-
-def _vectorized(env: LogStatsWrapper) -> StructuredVectorEnv:
-    """Return a vector environment of a single one; both have the same epoch statistics."""
-    vector_env = in_sequence(lambda: env, 1)
-    vector_env.epoch_stats = env.get_stats(LogStatsLevel.EPOCH)
-    return vector_env

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,8 +108,10 @@ class RolloutSchedule:
         self._n_pairs = 0
         self._n_training_done = 0
         self._n_steps_done = 0
-        self._mirrored: Episode | None = None
-        self._next_evaluation = 0
+        # The episodes that come next: evaluations, later the other half of a pair.
+        self._waiting = deque(
+            Episode(number, None, 0, seeds.env_seed(update, _EVALUATION, number)) for number in range(n_evaluations)
+        )
         self._next_result = 0
         self._outcomes: dict[int, tuple[Episode, Outcome]] = {}
         self.n_in_flight = 0
@@ -116,28 +119,21 @@ class RolloutSchedule:
 
     def next_episode(self) -> Episode | None:
         """Schedule the next episode, evaluations first; `None`: no episode is needed now."""
-        if self._next_evaluation < self._n_evaluations:
-            number = self._next_evaluation
-            self._next_evaluation += 1
-            self.n_in_flight += 1
-            return Episode(number, None, 0, self._seeds.env_seed(self._update, _EVALUATION, number))
-        if self.n_in_flight and not self._needs_training():  # without any, the caller requests more than it announced
-            return None
+        if not self._waiting:
+            if self.n_in_flight and not self._needs_training():  # without any, the caller wants more than it announced
+                return None
+            pair = self._n_pairs
+            self._n_pairs += 1
+            env_seed = self._seeds.env_seed(self._update, _TRAINING, pair)
+            noise_index = self._seeds.noise_index(self._update, pair)
+            episode = Episode(self._n_evaluations + 2 * pair, noise_index, 1, env_seed)
+            self._waiting += [episode, episode._replace(number=episode.number + 1, sign=-1)]
         self.n_in_flight += 1
-        if self._mirrored is not None:
-            episode, self._mirrored = self._mirrored, None
-            return episode
-        pair = self._n_pairs
-        self._n_pairs += 1
-        env_seed = self._seeds.env_seed(self._update, _TRAINING, pair)
-        noise_index = self._seeds.noise_index(self._update, pair)
-        episode = Episode(self._n_evaluations + 2 * pair, noise_index, 1, env_seed)
-        self._mirrored = episode._replace(number=episode.number + 1, sign=-1)
-        return episode
+        return self._waiting.popleft()
 
     def _needs_training(self) -> bool:
         """Return whether to schedule further training episodes, estimated from the lengths of finished ones."""
-        if self._mirrored is not None or self._n_pairs < self._n_pairs_wanted:
+        if self._n_pairs < self._n_pairs_wanted:
             return True
         if self._n_timesteps == 0 or self._n_steps_done >= self._n_timesteps:
             return False
