@@ -182,6 +182,11 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "Second derivatives (`create_graph=True`) are not available for networks of dense layers. A subclass of "
+                "the network with a `forward` of its own, such as `return super().forward(x)`, has them."
+            )
         names, saved, (_, of_input, *of_parameters) = ctx.names, ctx.saved_tensors, ctx.needs_input_grad
         n, precision = len(names), _MATMUL.fp32_precision
         results, weights = saved[: n + 1], saved[n + 1 :]
