@@ -80,7 +80,7 @@ class EnvironmentContext:
         """Begin a sub-step: drop the events of the previous environment step if it is complete."""
         if self.is_step_complete:
             self.is_step_complete = False
-            if self.event_service.records:
+            if self.event_service.records or self.event_service.scopes:
                 self.event_service.clear_events()
 
     @contextmanager
@@ -108,7 +108,7 @@ class EnvironmentContext:
         self._episode = self._begun = object()
         self._episode_count += 1
         self.n_episodes += 1
-        if self.event_service.records:
+        if self.event_service.records or self.event_service.scopes:
             self.event_service.clear_events()
 
     def register_post_step(self, callback: Callable[[], Any]) -> None:

@@ -40,7 +40,8 @@ class EventService:
         """Position of each event interface in the order of creation."""
         self.on_clear: list[Callable[[list[EventRecord]], None]] = []
         """Functions that are called with the events of a step before they are dropped. Not pickled or copied."""
-        self._scopes: list[EventScope] = []
+        self.scopes: list[EventScope] = []
+        """The services that receive events, besides :attr:`records`."""
         self._scopes_by_interface: dict[type[Any], list[EventScope]] = {}
         self._proxies: dict[type[Any], Any] = {}
 
@@ -69,7 +70,7 @@ class EventService:
         """
         self.topics.setdefault(interface_class, len(self.topics))
         if scope is not None:
-            for scopes in (self._scopes, self._scopes_by_interface.setdefault(interface_class, [])):
+            for scopes in (self.scopes, self._scopes_by_interface.setdefault(interface_class, [])):
                 if all(known is not scope for known in scopes):
                     scopes.append(scope)
         if interface_class not in self._proxies:
@@ -77,13 +78,13 @@ class EventService:
         return cast(T, self._proxies[interface_class])
 
     def clear_events(self) -> None:
-        """Drop the events of the current step, also in all scopes. Without events, nothing is called."""
+        """Drop the events of the current step, also in all scopes."""
         if self.records:
             for see_events in self.on_clear:
                 see_events(self.records)
             self.records.clear()
-            for scope in self._scopes:
-                scope.clear_events()
+        for scope in self.scopes:
+            scope.clear_events()
 
     def clone_from(self, service: EventService) -> None:
         """Take over the events of the current step of another environment; scopes are emptied.
@@ -98,7 +99,7 @@ class EventService:
         """Drop all topics and scopes. Events of existing topics are still recorded, without scopes."""
         self.clear_events()
         self.topics.clear()
-        self._scopes.clear()
+        self.scopes.clear()
         self._scopes_by_interface.clear()
         self._proxies.clear()
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, WorkerError
-from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils import worker_process
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
@@ -665,8 +665,7 @@ class ClusterEvents(ABC):
     def object_store_megabytes(self, value: float) -> None:
         """Memory in use for weights and fragments at the end of the epoch, summed over all machines."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("actor")
+    @define_mean_by("actor")
     def calls_per_second(self, value: float, actor: int) -> None:
         """Rollout fragments or population slices that an actor completed per second."""
 
