@@ -184,7 +184,7 @@ class _Layers(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise NotImplementedError(
-                "Second derivatives (`create_graph=True`) are not available for networks of dense layers. A subclass of "
+                "Second derivatives (`create_graph=True`) are not available for dense networks. A subclass of "
                 "the network with a `forward` of its own, such as `return super().forward(x)`, has them."
             )
         names, saved, (_, of_input, *of_parameters) = ctx.names, ctx.saved_tensors, ctx.needs_input_grad
