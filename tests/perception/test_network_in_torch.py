@@ -142,8 +142,17 @@ def test_a_subclass_with_another_forward_uses_its_base_for_a_part():
         def forward(self, x):
             return {key: 2.0 * logits for key, logits in super().forward(x).items()}
 
-    network, inputs = Doubled({"x": (5,)}, {"a": (3,)}, [16], nn.ReLU), {"x": torch.randn(6, 5)}
+    network, inputs = Doubled({"x": (5,)}, {"a": (3,)}, [16], nn.Tanh), {"x": torch.randn(6, 5, requires_grad=True)}
     torch.testing.assert_close(network(inputs)["a"], 2.0 * network.heads[0](network.latent(inputs)))
+    (first,) = torch.autograd.grad(network(inputs)["a"].sum(), inputs["x"], create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), inputs["x"])
+    assert second.abs().sum() > 0.0
+
+
+def test_second_derivatives_are_refused():
+    network, x = FlattenConcatPolicyNet({"x": (5,)}, {"a": (3,)}, [16], nn.Tanh), torch.randn(6, 5, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="Second derivatives"):
+        torch.autograd.grad(network({"x": x})["a"].sum(), x, create_graph=True)
 
 
 def test_networks_can_be_mapped_over_sets_of_parameters_and_traced():

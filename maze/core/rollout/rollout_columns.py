@@ -292,8 +292,11 @@ class RolloutColumns:
 
     def _non_finite_numbers(self, constrained: Sequence[Any]) -> Iterator[tuple[int, int, str, Any]]:
         """Yield tick, environment, name and value of numbers that are NaN or infinite."""
-        names = [f"`{statistic}` of `algorithm.constraints`" for statistic in constrained]
-        of_statistics = zip(names, np.moveaxis(self.constrained, -1, 0), strict=False)
+        values: Any = self.constrained
+        of_statistics = [
+            (f"`{statistic}` of `algorithm.constraints`", values[..., index])
+            for index, statistic in enumerate(constrained)
+        ]
         for name, array in [("reward", self.rewards), ("actor reward", self.actor_rewards), *of_statistics]:
             for tick, env_index, *_ in _non_finite_places(array):
                 yield tick, env_index, name, array[tick, env_index]

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from maze.perception import weight_init
@@ -27,6 +26,10 @@ _Tensors = dict[str, Tensor]
 _Step = Callable[[list[Tensor]], None]
 
 _ACTIVATIONS: Mapping[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh", weight_init.Tanh: "tanh"}
+_DERIVATIVES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "relu": lambda gradient, y, out: torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=out),
+    "tanh": lambda gradient, y, out: torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=out),
+}
 _NONE = "none"  # no activation, and no precision of products below 32 bits
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch leaves it untyped
 _fused_layer: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what Inductor calls on CPUs
@@ -178,21 +181,22 @@ class _Layers(torch.autograd.Function):
         return results[-1]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "Second derivatives (`create_graph=True`) are not available for dense networks. A subclass of "
+                "the network with a `forward` of its own, such as `return super().forward(x)`, has them."
+            )
         names, saved, (_, of_input, *of_parameters) = ctx.names, ctx.saved_tensors, ctx.needs_input_grad
         n, precision = len(names), _MATMUL.fp32_precision
         results, weights = saved[: n + 1], saved[n + 1 :]
         found: list[Tensor | None] = [None] * (2 * n)
         for index in range(n - 1, -1, -1):
             x, weight = results[index], weights[index]
-            # from the second layer on, the memory of the gradient is reused
-            out = gradient if index < n - 1 else torch.empty_like(results[-1])
-            if names[index] == "tanh":
-                gradient = torch.ops.aten.tanh_backward.grad_input(gradient, results[index + 1], grad_input=out)
-            elif names[index] == "relu":
-                backward = torch.ops.aten.threshold_backward.grad_input
-                gradient = backward(gradient, results[index + 1], 0, grad_input=out)
+            if names[index] != _NONE:
+                # except for that of the output, the memory of the gradient is used again
+                out = gradient if index < n - 1 else torch.empty_like(gradient)
+                gradient = _DERIVATIVES[names[index]](gradient, results[index + 1], out)
             if of_parameters[2 * index]:
                 if weight.shape[0] > weight.shape[1]:  # the faster order of both factors
                     found[2 * index] = _product(x.t(), gradient, precision).t()
@@ -223,7 +227,7 @@ def _results(names: Sequence[str], x: Tensor, parameters: Sequence[Tensor]) -> l
         _MATMUL.fp32_precision = _NONE  # small products; fused layers do not depend on it
     try:
         for name, weight, bias in zip(names, parameters[::2], parameters[1::2], strict=True):
-            if by_onednn and len(x) * weight.numel() > weight_init.SMALL_PRODUCT:
+            if by_onednn and x.numel() * weight.shape[0] > weight_init.SMALL_PRODUCT:
                 x = _fused_layer(x, weight, bias, name, [], "")
             else:
                 x = functional.linear(x, weight, bias)

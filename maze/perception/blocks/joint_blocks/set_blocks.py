@@ -117,15 +117,11 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             found = reader.apply(self.attention, reader.layer(self.query_key_value, features), *masks[:1])
             features = reader.apply(_SUM, features, reader.layer(self.attended, found))
         pooling = ArrayFunction(_mean_and_max_in_numpy)
-        parts = [reader.apply(pooling, features, *mask) for mask in _one_by_one(masks)]
+        of_each = [[mask] for mask in masks] or [[]]  # without masks, one pooling over all items
+        parts = [reader.apply(pooling, features, *mask) for mask in of_each]
         if self.keep_places:
             parts.append(reader.flatten(items, 2))
         return dict(zip(self.out_keys, (reader.concatenate(parts, axis=-1), features), strict=False))
-
-
-def _one_by_one(masks: Sequence[_T]) -> list[list[_T]]:
-    """Return the masks to pool with, one at a time; without masks, one pooling over all items."""
-    return [[mask] for mask in masks] or [[]]
 
 
 _SUM = ArrayFunction(operator.add)

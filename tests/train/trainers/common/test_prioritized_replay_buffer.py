@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from maze.core.env.structured_env import ActorID
-from maze.train.trainers.common.replay_buffer.transitions import TransitionColumns, TransitionRows
+from maze.train.trainers.common.replay_buffer.transitions import TransitionColumns, TransitionRows, usual_steps
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import (
     PrioritizedReplayBuffer,
     UniformReplayBuffer,
@@ -101,7 +101,7 @@ def test_steps_of_a_uniform_buffer_get_the_priority_of_new_ones():
 
 
 def test_n_step_returns_match_hand_worked_values():
-    columns = TransitionColumns.for_spaces(8, [ACTOR], OBSERVATIONS, ACTIONS)
+    columns = TransitionColumns(8, [ACTOR], *usual_steps([ACTOR], OBSERVATIONS, ACTIONS))
     # two episodes: 0 1 2 ends, 3 4 is cut off after 4, and 5 begins anew
     columns.add(rows(0, [1, 2, 3, 4, 5, 6], [False, False, True, False, False, False], [-1, 0, 1, -1, 3, -1]))
     found = columns.n_step_returns(np.arange(6), 3, 0.5, "cpu")
@@ -115,7 +115,7 @@ def test_n_step_returns_match_hand_worked_values():
 
 
 def test_steps_that_were_overwritten_are_not_followed():
-    columns = TransitionColumns.for_spaces(3, [ACTOR], OBSERVATIONS, ACTIONS)
+    columns = TransitionColumns(3, [ACTOR], *usual_steps([ACTOR], OBSERVATIONS, ACTIONS))
     columns.add(rows(0, [1, 2, 3], [False] * 3, [-1, 0, 1]))
     columns.add(rows(3, [4, 5], [False] * 2, [2, 3]))  # rows 3, 4 lie where 0, 1 did
     found = columns.n_step_returns(np.array([2, 0, 1]), 3, 1.0, "cpu")

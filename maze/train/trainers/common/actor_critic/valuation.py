@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.policy import HiddenStates
-from maze.core.agent.returns import ReturnFunction, Trajectories, next_values_from
+from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_values_from
 from maze.core.agent.state_critic_input_output import StateCriticOutput
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import products_of_rare_shapes
@@ -28,6 +28,8 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout import rollout_columns
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences, split_by_actor
+
+__all__ = ["GAE", "PolicyBatch", "RolloutBatch", "value_rollout"]
 
 # Rollouts of vector environments differ in their number of rows, and oneDNN compiles kernels for each size that is new
 # (0.5 ms for each minibatch of two networks). Large minibatches therefore have few different sizes.

@@ -180,23 +180,6 @@ class TransitionColumns:
         self.next_row = np.full(capacity, -1, np.int64)
 
     @classmethod
-    def for_spaces(
-        cls,
-        capacity: int,
-        actors: Sequence[ActorID],
-        observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
-        action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
-    ) -> TransitionColumns:
-        """Return columns for an environment's steps.
-
-        :param capacity: Maximum number of rows.
-        :param actors: Actors of an environment step.
-        :param observation_spaces_dict: Observation spaces by step key.
-        :param action_spaces_dict: Action spaces by step key.
-        """
-        return cls(capacity, actors, *usual_steps(actors, observation_spaces_dict, action_spaces_dict))
-
-    @classmethod
     def for_rows(cls, capacity: int, actors: Sequence[ActorID], rows: TransitionRows) -> TransitionColumns:
         """Return columns for more rows like these.
 

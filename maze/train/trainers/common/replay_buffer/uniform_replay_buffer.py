@@ -17,7 +17,12 @@ from maze.core.trajectory_recording.records.trajectory_record import SpacesTraje
 from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer, Transition
 from maze.train.trainers.common.replay_buffer.rows import record_of_batch, rows_of_records
-from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
+from maze.train.trainers.common.replay_buffer.transitions import (
+    TransitionBatch,
+    TransitionColumns,
+    TransitionRows,
+    usual_steps,
+)
 
 
 class UniformReplayBuffer(BaseReplayBuffer):
@@ -93,9 +98,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
         if self._columns is None:
             self.item_length = item_length
             self._action_spaces = [action_spaces_dict[actor.step_key] for actor in actors]
-            self._columns = TransitionColumns.for_spaces(
-                self.buffer_size * item_length, actors, observation_spaces_dict, action_spaces_dict
-            )
+            missing = usual_steps(actors, observation_spaces_dict, action_spaces_dict)
+            self._columns = TransitionColumns(self.buffer_size * item_length, actors, *missing)
 
     @override(BaseReplayBuffer)
     def add_rollout(self, rollout: SpacesTrajectoryRecord | list[StructuredSpacesRecord]) -> None:
