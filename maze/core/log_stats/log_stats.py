@@ -391,7 +391,7 @@ class StatsContext:
         """Error that ended the run, or disables a writer, while writers are closed; `None`: none."""
         self._stays_open = stays_open
         self._epochs = weakref.WeakKeyDictionary[Any, None]()
-        self._silenced: set[int] = set()
+        self._silenced: weakref.WeakSet[Any] = weakref.WeakSet()
         self._tokens: list[Token[StatsContext | None]] = []
         self._lock = threading.RLock()
 
@@ -458,7 +458,7 @@ class StatsContext:
         try:
             write()
         except getattr(writer, "failures", OSError) as error:
-            self._silenced.add(id(writer))
+            self._silenced.add(writer)
             with suppress(getattr(writer, "failures", OSError)):  # of the same cause
                 if isinstance(writer, LogStatsWriter):
                     writer.close()
@@ -467,7 +467,7 @@ class StatsContext:
 
     def is_disabled(self, writer: object) -> bool:
         """Return whether an error has disabled a writer, which may be finishing now."""
-        return id(writer) in self._silenced
+        return writer in self._silenced
 
     def reset(self) -> None:
         """Reset the context to its initial state."""
