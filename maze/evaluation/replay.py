@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -275,17 +275,19 @@ def what_if(
     taken: list[str] = []
 
     def decide(position: int, observation: Any, actor: ActorID) -> Any:
-        if position > changed or (position == changed and action is None):
-            return player.recorded_action(position, observation, actor) if act is None else act(observation, actor)
-        if act is not None:  # its generators advance as if it acted
-            with player.env.context.events_dropped():
-                act(observation, actor)
-        before = player.actions[position][1]
+        if act is None:
+            own = None
+        else:  # its generators advance as if it acted
+            with player.env.context.events_dropped() if position < changed else nullcontext():
+                own = act(observation, actor)
         if position < changed:
-            return before
-        chosen = _merged(action, before, observation, actor, player.env, step)
-        taken.append(f"{text_of(chosen)} in place of {text_of(before)}")
-        return chosen
+            return player.actions[position][1]
+        if position == changed and action is not None:
+            before = player.actions[position][1]
+            chosen = _merged(action, before, observation, actor, player.env, step)
+            taken.append(f"{text_of(chosen)} in place of {text_of(before)}")
+            return chosen
+        return player.recorded_action(position, observation, actor) if act is None else own
 
     other = player.play(decide)
     following = "the recorded actions" if policy is None else marked(type(policy).__name__, policy)

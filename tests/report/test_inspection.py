@@ -124,7 +124,7 @@ def test_the_events_of_an_episode_are_those_of_the_policy_that_acts() -> None:
     recorded.action_record.seed = 1
     compared = what_if(env, recorded, 2, action=0, policy=Muses(1))
     assert considered(compared.recorded) == [0, 0, 0, 0]
-    assert considered(compared.other) == [1], "from the step after the change on"
+    assert considered(compared.other) == [1, 1], "from the change on"
 
 
 def train() -> Mapping[str, Any]:
