@@ -30,7 +30,8 @@ _DERIVATIVES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "relu": lambda gradient, y, out: torch.ops.aten.threshold_backward.grad_input(gradient, y, 0, grad_input=out),
     "tanh": lambda gradient, y, out: torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=out),
 }
-_NONE = "none"  # no activation, and no precision of products below 32 bits
+_NO_ACTIVATION = "none"
+_BY_MKL = "none"  # the precision with which MKL multiplies
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch leaves it untyped
 _fused_layer: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what Inductor calls on CPUs
 
@@ -120,10 +121,10 @@ def _steps_of(program: Program) -> list[_Step] | None:
         before = found.pop() if follows else _Chain(operation.source, operation.source, [], [])
         assert isinstance(before, _Chain)
         if isinstance(operation, Linear):
-            layers, names = [*before.layers, operation.layer], [*before.activations, _NONE]
+            layers, names = [*before.layers, operation.layer], [*before.activations, _NO_ACTIVATION]
         else:
             name = _ACTIVATIONS.get(type(operation.layer))
-            if name is None or before.activations[-1:] != [_NONE]:
+            if name is None or before.activations[-1:] != [_NO_ACTIVATION]:
                 return None
             layers, names = before.layers, [*before.activations[:-1], name]
         found.append(_Chain(before.source, operation.target, layers, names))
@@ -193,7 +194,7 @@ class _Layers(torch.autograd.Function):
         found: list[Tensor | None] = [None] * (2 * n)
         for index in range(n - 1, -1, -1):
             x, weight = results[index], weights[index]
-            if names[index] != _NONE:
+            if names[index] != _NO_ACTIVATION:
                 # except for that of the output, the memory of the gradient is used again
                 out = gradient if index < n - 1 else torch.empty_like(gradient)
                 gradient = _DERIVATIVES[names[index]](gradient, results[index + 1], out)
@@ -210,9 +211,9 @@ class _Layers(torch.autograd.Function):
 
 
 def _product(first: Tensor, second: Tensor, precision: str) -> Tensor:
-    if precision == _NONE or first.numel() * second.shape[1] > weight_init.SMALL_PRODUCT:
+    if precision == _BY_MKL or first.numel() * second.shape[1] > weight_init.SMALL_PRODUCT:
         return torch.mm(first, second)
-    _MATMUL.fp32_precision = _NONE
+    _MATMUL.fp32_precision = _BY_MKL
     try:
         return torch.mm(first, second)
     finally:
@@ -222,9 +223,9 @@ def _product(first: Tensor, second: Tensor, precision: str) -> Tensor:
 def _results(names: Sequence[str], x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the input and the results of all layers, after their activations."""
     results, precision = [x], _MATMUL.fp32_precision
-    by_onednn = precision != _NONE and _fused_layer is not None
+    by_onednn = precision != _BY_MKL and _fused_layer is not None
     if by_onednn:
-        _MATMUL.fp32_precision = _NONE  # small products; fused layers do not depend on it
+        _MATMUL.fp32_precision = _BY_MKL  # small products; fused layers do not depend on it
     try:
         for name, weight, bias in zip(names, parameters[::2], parameters[1::2], strict=True):
             if by_onednn and x.numel() * weight.shape[0] > weight_init.SMALL_PRODUCT:
