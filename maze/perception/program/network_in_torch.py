@@ -94,7 +94,7 @@ class _ProgramInTorch:
             tensor = at[place] = tensors.get(key)
             if tensor is None or tensor.dtype is not torch.float32 or not weight_init.is_plain(tensor):
                 return None
-            n_rows = len(tensor)
+            n_rows = tensor.shape[:1].numel()
         if torch.is_grad_enabled() and n_rows * self._n_weights < _FEW_MULTIPLICATIONS:
             return None
         if not self._program.modules.are_unchanged():
