@@ -23,13 +23,6 @@ from maze.perception.program import network_in_torch
 from maze.train.trainers.common.learning import constant
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _also_small_batches_with_gradients():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network_in_torch, "_FEW_MULTIPLICATIONS", 0)
-        yield
-
-
 @contextlib.contextmanager
 def by_modules():
     """Evaluate networks by their modules."""

@@ -32,8 +32,6 @@ _DERIVATIVES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 _NO_ACTIVATION = "none"
 _BY_MKL = "none"  # the precision with which MKL multiplies
-# With gradients, modules are as fast below.
-_FEW_MULTIPLICATIONS = 2**20
 _MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch leaves it untyped
 _fused_layer: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what Inductor calls on CPUs
 
@@ -43,9 +41,8 @@ def evaluated_by_program(
 ) -> Callable[[_Network, _Tensors], _Tensors]:
     """Decorate the `forward` of networks that describe themselves: it is replaced by their program where possible.
 
-    It is not where an operation has no form in torch, where modules have been changed or have hooks, for inputs that
-    are not float32 on the CPU, or are traced, and for gradients of small batches. Results are equal up to rounding;
-    they have no second derivative.
+    It is not where an operation has no form in torch, where modules have been changed or have hooks, and for inputs
+    that are not float32 on the CPU, or are traced. Results are equal up to rounding; they have no second derivative.
     """
 
     @wraps(forward)
@@ -68,7 +65,6 @@ class _ProgramInTorch:
         self._program: Program | None = None
         self._steps: list[_Step] | None = None
         self._parameters: list[Mapping[str, Tensor]] = []
-        self._n_weights = 0
         self._is_read = False
 
     def __reduce__(self) -> Any:
@@ -85,18 +81,13 @@ class _ProgramInTorch:
             if self._program is not None:
                 self._steps = _steps_of(self._program)
                 self._parameters = [_parameters_of(layer) for layer in self._program.linear_layers]
-                self._n_weights = sum(layer.weight.numel() for layer in self._program.linear_layers)
         if self._program is None or self._steps is None:
             return None
         at: list[Any] = [None] * self._program.n_places
-        n_rows = 0
         for key, place in self._program.inputs.items():
             tensor = at[place] = tensors.get(key)
             if tensor is None or tensor.dtype is not torch.float32 or not weight_init.is_plain(tensor):
                 return None
-            n_rows = tensor.shape[:1].numel()
-        if torch.is_grad_enabled() and n_rows * self._n_weights < _FEW_MULTIPLICATIONS:
-            return None
         if not self._program.modules.are_unchanged():
             return None
         try:
