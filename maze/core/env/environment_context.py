@@ -38,8 +38,7 @@ class EnvironmentContext:
         self._episode_count = 0
         self._episode_id: str | None = None
         self._episode = self._begun = object()
-        self.post_step_callbacks: list[Callable[[], Any]] = []
-        """Functions without arguments that are called after every (sub-)step, see :meth:`register_post_step`."""
+        self._post_step_callbacks: list[Callable[[], Any]] = []
         self._are_callbacks_deferred = False
 
     @property
@@ -80,8 +79,7 @@ class EnvironmentContext:
         """Begin a sub-step: drop the events of the previous environment step if it is complete."""
         if self.is_step_complete:
             self.is_step_complete = False
-            if self.event_service.records or self.event_service.scopes:
-                self.event_service.clear_events()
+            self.event_service.clear_events()
 
     @contextmanager
     def events_dropped(self) -> Iterator[None]:
@@ -108,8 +106,7 @@ class EnvironmentContext:
         self._episode = self._begun = object()
         self._episode_count += 1
         self.n_episodes += 1
-        if self.event_service.records or self.event_service.scopes:
-            self.event_service.clear_events()
+        self.event_service.clear_events()
 
     def register_post_step(self, callback: Callable[[], Any]) -> None:
         """Call a function after every further (sub-)step.
@@ -117,12 +114,12 @@ class EnvironmentContext:
         :param callback: Function without arguments, whose exceptions `step` raises. :meth:`clone_from` does not take it
             over.
         """
-        self.post_step_callbacks.append(callback)
+        self._post_step_callbacks.append(callback)
 
     def run_post_step_callbacks(self) -> None:
         """Call the registered callbacks, unless they are deferred to the end of an outer wrapper's step."""
-        if not self._are_callbacks_deferred:
-            for callback in self.post_step_callbacks:
+        if self._post_step_callbacks and not self._are_callbacks_deferred:
+            for callback in self._post_step_callbacks:
                 callback()
 
     @contextmanager

@@ -324,8 +324,7 @@ class _StepPath:
         if done or context.is_step_complete or core_env.is_step_complete():
             context.increment_env_step()
             context.is_episode_over = bool(done)
-        if context.post_step_callbacks:
-            context.run_post_step_callbacks()
+        context.run_post_step_callbacks()
         return self.observe(maze_state), reward, bool(done), info
 
     def _clip_to_current(self, action: ActionType) -> ActionType:

@@ -40,8 +40,7 @@ class EventService:
         """Position of each event interface in the order of creation."""
         self.on_clear: list[Callable[[list[EventRecord]], None]] = []
         """Functions that are called with the events of a step before they are dropped. Not pickled or copied."""
-        self.scopes: list[EventScope] = []
-        """The services that receive events, besides :attr:`records`."""
+        self._scopes: list[EventScope] = []
         self._scopes_by_interface: dict[type[Any], list[EventScope]] = {}
         self._proxies: dict[type[Any], Any] = {}
 
@@ -70,7 +69,7 @@ class EventService:
         """
         self.topics.setdefault(interface_class, len(self.topics))
         if scope is not None:
-            for scopes in (self.scopes, self._scopes_by_interface.setdefault(interface_class, [])):
+            for scopes in (self._scopes, self._scopes_by_interface.setdefault(interface_class, [])):
                 if all(known is not scope for known in scopes):
                     scopes.append(scope)
         if interface_class not in self._proxies:
@@ -83,7 +82,7 @@ class EventService:
             for see_events in self.on_clear:
                 see_events(self.records)
             self.records.clear()
-        for scope in self.scopes:
+        for scope in self._scopes:
             scope.clear_events()
 
     def clone_from(self, service: EventService) -> None:
@@ -99,7 +98,7 @@ class EventService:
         """Drop all topics and scopes. Events of existing topics are still recorded, without scopes."""
         self.clear_events()
         self.topics.clear()
-        self.scopes.clear()
+        self._scopes.clear()
         self._scopes_by_interface.clear()
         self._proxies.clear()
 

@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import TorchActorCritic, policy_of
-from maze.core.agent.torch_model import TargetNetworks, as_float_tensors
+from maze.core.agent.torch_model import TargetNetworks, as_float_tensors, depends_on_mode
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.agent.torch_state_action_critic import (
     TorchStateActionCritic,
@@ -283,6 +283,7 @@ class OfflineTrainer(EpochTrainer):
         super().__init__(algorithm_config, model, **common)
         self.action_spaces = action_spaces
         self._require_learnable_actions()  # before bounds of actions are missed that no bounds would help
+        self._has_modes = depends_on_mode(model.networks.values())
         self.generator = seeded_generator(seed, "cpu")
         settings = (self.config.gamma, self.config.batch_size, model.device, self.generator)
         self.batches = LoggedBatches(data, action_spaces, *settings, model.network_key)
@@ -356,7 +357,8 @@ class OfflineTrainer(EpochTrainer):
 
     @override(EpochTrainer)
     def _update(self) -> None:
-        self.policy.train()
+        if self._has_modes:
+            self.policy.train()
         self._learn_from(self.batches.draw())
 
     @override(EpochTrainer)
