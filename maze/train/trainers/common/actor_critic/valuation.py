@@ -28,7 +28,6 @@ from maze.core.errors import ConfigError
 from maze.core.rollout import rollout_columns
 from maze.perception.fast_layers import products_of_rare_shapes
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences, split_by_actor
-from maze.train.utils.train_utils import mapped
 
 __all__ = ["GAE", "PolicyBatch", "RolloutBatch", "value_rollout"]
 
@@ -56,8 +55,9 @@ class SubstepRows(NamedTuple):
 
         :param rows: Indices `[n_selected]`.
         """
-        # faster than tensor[rows]
-        return SubstepRows(self.actor_id, *mapped(lambda each: each.index_select(0, rows), self[1:3]))
+        observation = {key: tensor.index_select(0, rows) for key, tensor in self.observation.items()}
+        action = {key: tensor.index_select(0, rows) for key, tensor in self.action.items()}  # faster than tensor[rows]
+        return SubstepRows(self.actor_id, observation, action)
 
     def observed(self, rows: slice) -> SubstepRows:
         """Return some rows, which share memory with these, without actions and logits."""
@@ -113,10 +113,16 @@ class PolicyBatch:
         :param sequences: The sequences of these rows; `None`: the model is not recurrent.
         """
         index = torch.as_tensor(rows, device=self.old_log_probs[0].device)
-        tensors = self.old_values, self.old_log_probs, self.advantages, self.targets, self.costs
-        *chosen, costs = mapped(lambda each: each.index_select(0, index), tensors)
-        substeps = [substep.rows(index) for substep in self.substeps]
-        return PolicyBatch(substeps, *chosen, sequences=sequences, costs=[CostRows(*each) for each in costs])
+
+        def each(tensors: list[Tensor]) -> list[Tensor]:
+            return [tensor.index_select(0, index) for tensor in tensors]
+
+        return PolicyBatch(
+            [substep.rows(index) for substep in self.substeps],
+            *(each(self.old_values), each(self.old_log_probs), each(self.advantages), each(self.targets)),
+            sequences=sequences,
+            costs=[CostRows(*map(each, costs)) for costs in self.costs],
+        )
 
     def known(self, is_known: np.ndarray) -> PolicyBatch:
         """Return the batch without decisions whose rewards are unknown.
