@@ -353,6 +353,16 @@ class SingleBranches(Branches):
         self._copies.clear()
 
 
+def branches_of(env: Any, simulation: BatchedMazeEnv | None, gamma: float) -> Branches:
+    """Return branches in arrays if there is a vectorised simulation, otherwise in copies of a single environment.
+
+    :param env: The environment with its wrappers.
+    :param simulation: Its vectorised simulation, see :func:`simulation_of`; `None`: single environments are needed.
+    :param gamma: Discount factor.
+    """
+    return SingleBranches(env, gamma) if simulation is None else ArrayBranches(simulation.batch, gamma)
+
+
 def chance_in(env: Any, where: str) -> bool:
     """Return whether an environment of which copies are made is stochastic.
 

@@ -38,9 +38,9 @@ class LabellingConfig(AlgorithmConfig):
 
 @dataclass
 class DCLConfig(LabellingConfig):
-    """Hyperparameters of :class:`~maze.train.trainers.labelling.dcl_trainer.DCL`."""
+    """Hyperparameters of :class:`~maze.train.trainers.labelling.labelling_algorithms.DCL`."""
 
-    trainer = "maze.train.trainers.labelling.dcl_trainer.DCL"
+    trainer = "maze.train.trainers.labelling.labelling_algorithms.DCL"
 
     n_epochs: int = 0
     """Number of epochs, each of which is a generation; 0: `generations`."""
@@ -99,10 +99,10 @@ class DCLConfig(LabellingConfig):
 
 @dataclass
 class SelfLabellingConfig(LabellingConfig):
-    """Hyperparameters of :class:`~maze.train.trainers.labelling.self_labelling_trainer.SelfLabelling`."""
+    """Hyperparameters of :class:`~maze.train.trainers.labelling.labelling_algorithms.SelfLabelling`."""
 
     name = "self_labelling"
-    trainer = "maze.train.trainers.labelling.self_labelling_trainer.SelfLabelling"
+    trainer = "maze.train.trainers.labelling.labelling_algorithms.SelfLabelling"
 
     n_epochs: int = 20
     """Number of epochs; 0: until early stopping."""
