@@ -145,7 +145,7 @@ class ConfigurationLoader:
         if not self.auditor.multirun or not isinstance(value, list | tuple):
             return [value]
         if not value:
-            raise InvalidSpecificationError(f"overrides[{path!r}]: an empty list leaves nothing to run.")
+            raise InvalidSpecificationError(f"overrides[{path!r}]: expected at least one value, found an empty list.")
         return list(value)
 
     def _component(self, name: str, value: Any) -> Choice:
