@@ -259,6 +259,17 @@ def network_of(
     return _NetworkWithCandidates(*arguments, names=names, candidates=candidates or {})
 
 
+def drawable(network: nn.Module) -> InferenceBlock | None:
+    """Return the inference block in a network, or what its method `drawn` returns; `None`: it has neither."""
+    with torch.device("meta"):  # pictures need neither memory nor random numbers
+        for part in network.modules():
+            if isinstance(part, InferenceBlock):
+                return part
+            if hasattr(part, "drawn"):
+                return part.drawn()  # type: ignore[no-any-return, operator]  # nn.Module hides methods
+    return None
+
+
 class InferenceGraph:
     """A picture of an :class:`InferenceBlock`: blocks in blue, tensors in red, each with its shape.
 
