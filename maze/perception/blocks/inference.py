@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from maze.console.streams import descriptor_silenced
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, did_you_mean
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
@@ -344,8 +345,9 @@ class InferenceGraph:
             graph.add_edges_from((f"tensor {key}", f"block {name}") for key in block.in_keys)
             produced = [key for key in block.out_keys if key not in self.inference_block.in_keys]
             graph.add_edges_from((f"block {name}", f"tensor {key}") for key in produced)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # missing fonts, without which Graphviz draws as well
+        # Missing fonts and unknown settings of fonts, without which Graphviz draws as well.
+        with warnings.catch_warnings(), descriptor_silenced(2):
+            warnings.simplefilter("ignore", RuntimeWarning)
             return graph.draw(format=suffix, prog="dot")  # type: ignore[no-any-return]
 
 

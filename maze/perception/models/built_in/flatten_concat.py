@@ -126,9 +126,8 @@ class FlattenConcatBaseNet(nn.Module):
 
     def drawn(self) -> InferenceBlock | None:
         """Return the block that pictures show; `None`: a subclass computes something else."""
-        if type(self).forward is not FlattenConcatBaseNet.forward:
-            return None
-        return _drawn(self.obs_shapes, self.perception_blocks())
+        is_described = type(self).forward is FlattenConcatBaseNet.forward
+        return _drawn(self, self.perception_blocks()) if is_described else None
 
 
 class FlattenConcatPolicyNet(FlattenConcatBaseNet):
@@ -257,9 +256,7 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
 
     def drawn(self) -> InferenceBlock:
         """Return the block that pictures show."""
-        return _drawn(
-            self.embedding.obs_shapes, self.embedding.perception_blocks() | self.policy.perception_blocks("hidden")
-        )
+        return _drawn(self.embedding, self.embedding.perception_blocks() | self.policy.perception_blocks("hidden"))
 
 
 class FlattenConcatSharedEmbeddingStateValueNet(FlattenConcatStateValueNet):
@@ -282,6 +279,6 @@ class FlattenConcatSharedEmbeddingStateValueNet(FlattenConcatStateValueNet):
         super().__init__({EMBEDDING: obs_shapes[EMBEDDING]}, head_units, non_lin)
 
 
-def _drawn(obs_shapes: Mapping[str, Sequence[int]], blocks: Mapping[str, PerceptionBlock]) -> InferenceBlock:
+def _drawn(first: FlattenConcatBaseNet, blocks: Mapping[str, PerceptionBlock]) -> InferenceBlock:
     outputs = [name for name, block in blocks.items() if isinstance(block, LinearOutputBlock)]
-    return InferenceBlock(list(obs_shapes), outputs, list(obs_shapes.values()), blocks)
+    return InferenceBlock(list(first.obs_shapes), outputs, list(first.obs_shapes.values()), blocks)
