@@ -1,4 +1,4 @@
-"""What one actor does in a rollout: sequences for recurrent networks, and trajectories with rewards of its own.
+"""The steps of one actor in a rollout: sequences for recurrent networks, and trajectories with rewards of its own.
 
 Recurrent networks are unrolled over sequences, the observations of an actor in an episode.
 
@@ -53,7 +53,7 @@ class Sequences:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each sequence begins in the order, `[n_sequences]`."""
+        """Position of the first step of each sequence in the order, `[n_sequences]`."""
         return np.asarray(np.cumsum(self.lengths) - self.lengths)
 
     def runs(self, groups: Sequence[PackedRows]) -> ModelRuns:

@@ -30,17 +30,17 @@ TensorDict = dict[str, Tensor]
 class TransitionRows:
     """Rows to be added, one for each environment step; all arrays start with the dimension of the rows.
 
-    :param actions: Of each actor of the step, by action head.
+    :param actions: Actions of each actor of the step, by action head.
     """
 
     observations: list[Arrays]
-    """Of each actor of the step."""
+    """Observations of each actor of the step."""
     actions: list[Arrays]
     rewards: np.ndarray
     """float32 `[n, n_actors]`"""
     next_observation: Arrays
-    """What the first actor saw after the step: the true last observation where the episode was cut off. Where nothing
-    of it counts (the episode terminated, or ended in mid-step) any observation of the first actor."""
+    """Observation of the first actor after the step: the last one where the episode was truncated. Where it does not
+    count (the episode terminated, or ended in mid-step) any observation of the first actor."""
     terminated: np.ndarray
     """bool `[n]`"""
     n_substeps: np.ndarray
