@@ -120,8 +120,7 @@ class Evaluation(NamedTuple):
 
     def first(self, n_episodes: int) -> Evaluation:
         """Return the first episodes."""
-        measures = {name: values[:, :n_episodes] for name, values in self.episodes.measures.items()}
-        return self._replace(episodes=replace(self.episodes, measures=measures))
+        return self._replace(episodes=self.episodes.chosen(slice(n_episodes)))
 
 
 @dataclass(frozen=True)
