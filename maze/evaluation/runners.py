@@ -488,7 +488,7 @@ def goals_of(minimize: str | Sequence[str] | None, maximize: str | Sequence[str]
     """
     less, more = names_of("runner.minimize", minimize), names_of("runner.maximize", maximize)
     if both := sorted({*less} & {*more}):
-        raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}.")
+        raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}. Remove it from one.")
     return less, more
 
 

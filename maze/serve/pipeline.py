@@ -137,7 +137,8 @@ def typed_entry(
     except (ValueError, TypeError, OverflowError) as error:
         raise EnvironmentContractError(f"Observation `{name}`: expected numbers of shape {shape}: {error}.") from error
     if array.shape != shape:
-        raise EnvironmentContractError(f"Observation `{name}`: expected shape {shape}, found {array.shape}.")
+        found = array.shape if array.dtype.kind in "biuf" else f"{value!r:.200}"
+        raise EnvironmentContractError(f"Observation `{name}`: expected numbers of shape {shape}, found {found}.")
     if array.dtype != dtype:
         if array.dtype.kind not in "biuf":
             raise EnvironmentContractError(f"Observation `{name}`: expected numbers, found {array.dtype}.")
