@@ -89,10 +89,6 @@ class TorchPolicy(NetworksModel, Policy):
     # -- acting -------------------------------------------------------------------------------------------------------
 
     @override(Policy)
-    def needs_env(self) -> bool:
-        return self.is_recurrent
-
-    @override(Policy)
     def compute_action(
         self,
         observation: ObservationType,
