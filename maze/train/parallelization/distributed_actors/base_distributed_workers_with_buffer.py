@@ -15,7 +15,7 @@ from maze.train.parallelization.distributed_actors.distributed_actors import Epi
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows, record_of_batch
-from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, fixed_actors
+from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 
 
 @dataclass(eq=False)
@@ -114,14 +114,7 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
 
         :param learner_device: Device of the tensors.
         """
-        return record_of_batch(self.sample_transitions(learner_device))
-
-    def sample_transitions(self, learner_device: str) -> TransitionBatch:
-        """Sample a batch from the buffer as arrays.
-
-        :param learner_device: Device of the tensors.
-        """
-        return self.replay_buffer.sample_transitions(self.batch_size, learner_device)
+        return record_of_batch(self.replay_buffer.sample_transitions(self.batch_size, learner_device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of environments and policy generators, and the steps that are not in the buffer yet."""

@@ -284,7 +284,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         sampling = 0.0
         for _ in range(self.config.num_batches_per_iter):
             start = time.perf_counter()
-            batch = self.workers.sample_transitions(self.model.device)
+            batch = self.workers.replay_buffer.sample_transitions(self.config.batch_size, self.model.device)
             sampling += time.perf_counter() - start
             self._learn_from(batch)
         seconds |= {"time_sampling_from_buffer": sampling, **self.seconds_of_learning}
