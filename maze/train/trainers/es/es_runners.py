@@ -38,8 +38,7 @@ class ESMasterRunner(TrainingRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, minimum in (("shared_noise_table_size", 1), ("n_eval_rollouts", 0)):
-            whole_number(f"runner.{name}", getattr(self, name), minimum)
+        whole_number("runner.n_eval_rollouts", self.n_eval_rollouts, at_least=0)
 
     @override(TrainingRunner)
     def build_trainer(self) -> Trainer:
