@@ -200,13 +200,10 @@ class ActorCritic(EpochTrainer, ABC):
         from maze.train.trainers.common.actor_critic.actor_critic_runners import Curriculum
 
         model: TorchActorCritic = run.model()
-        selection = run.best_model_selection(model)
         curriculum = Curriculum.of(run)
         rollouts = (curriculum.entered(epoch=0) if curriculum else None) or cls._rollouts(run, model)
-        evaluator, seed = run.evaluator(selection), run.agent_seed()
-        trainer = cls(
-            run.algorithm, rollouts, evaluator, model, selection, seed=seed, checkpoint_file=run.checkpoint_file
-        )
+        common = run.common_arguments(model)
+        trainer = cls(run.algorithm, rollouts, model=model, seed=run.agent_seed(), **common)
         trainer._curriculum = curriculum
         return trainer
 
