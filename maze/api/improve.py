@@ -104,8 +104,8 @@ class BudgetSpentError(MazeError):
 class Evaluation(NamedTuple):
     """Episodes of a policy.
 
-    :param episodes: Its measures in them.
-    :param n_decisions: Mean number of its decisions in an episode.
+    :param episodes: Measures of the episodes.
+    :param n_decisions: Mean number of decisions in an episode.
     :param seconds_of_episode: Wall time of an episode.
     """
 
@@ -128,7 +128,7 @@ class Evaluation(NamedTuple):
 class Rung:
     """A policy that is compared with the heuristic, or the heuristic.
 
-    :param name: Its name.
+    :param name: Name of the policy.
     :param policy: The policy.
     :param make_env: Creates the environment that it acts in.
     :param evaluation: The common episodes.
@@ -147,7 +147,7 @@ class Rung:
 
     @property
     def played(self) -> PlayedEpisodes:
-        """Its measures in the common episodes."""
+        """Measures of the policy in the common episodes."""
         return self.evaluation.episodes
 
 

@@ -435,7 +435,8 @@ class TrainingRun:
 
     def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:
         signatures = map(inspect.signature, (self.runner.run, self.runner.trainer.train))
-        known = ["n_steps", *dict.fromkeys(name for signature in signatures for name in signature.parameters)]
+        accepted = (each for signature in signatures for each in signature.parameters.values())
+        known = ["n_steps", *dict.fromkeys(each.name for each in accepted if each.kind is not each.VAR_KEYWORD)]
         check_names("train", train_kwargs, known)
 
     def _require_weights(self, what: str) -> None:

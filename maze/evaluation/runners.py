@@ -489,7 +489,7 @@ def goals_of(minimize: str | Sequence[str] | None, maximize: str | Sequence[str]
     """
     less, more = names_of("runner.minimize", minimize), names_of("runner.maximize", maximize)
     if both := sorted({*less} & {*more}):
-        raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}.")
+        raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}. Remove it from one.")
     return less, more
 
 
@@ -520,7 +520,7 @@ def played_measures(
     :param seeds: Seeds of each episode.
     :param deterministic: Take deterministic actions instead of sampling.
     :param episode_done: Called after each episode.
-    :param found: Takes the measures of each episode as soon as it ends; `None`: a new list.
+    :param found: List that receives the measures of each episode as soon as it ends; `None`: a new list.
     """
     env = LogStatsWrapper.wrap(env)
     found = [] if found is None else found

@@ -111,7 +111,7 @@ class Branches(ABC):
         :param source: The states: simulations (:class:`~maze.core.env.batched_core_env.BatchedCoreEnv`), or a sequence
             of :class:`SingleState`.
         :param rows: For each branch the index of its state, `[n_rows]`.
-        :param scenarios: Its scenario, integers `[n_rows]`.
+        :param scenarios: For each branch the scenario, integers `[n_rows]`.
         :param seed: Seed of the scenarios; `None`: all branches have the future of their state (clairvoyant).
         """
         self._clear(len(rows))

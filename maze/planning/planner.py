@@ -262,7 +262,7 @@ class Planner:
 
     :param simulate: Simulates branches.
     :param scenarios: Scenarios of a candidate at most.
-    :param confidence: Of the intervals of all candidates of a decision together.
+    :param confidence: Confidence of the intervals of all candidates of a decision together.
     :param decisions: Budget of simulated decisions for each state; `None`: no limit.
     :param seconds: Budget of seconds for each state; `None`: no limit. Results then depend on the machine.
     :param chance: Whether the environment is stochastic: otherwise two scenarios suffice if they do not differ.
@@ -362,7 +362,7 @@ class _Trial:
 
     :param row: Index of the state.
     :param actions: The candidates, the base's first.
-    :param confidence: Of the interval of each candidate.
+    :param confidence: Confidence of the interval of each candidate.
     :param least: Scenarios from which on a candidate can be shown to be better.
     """
 

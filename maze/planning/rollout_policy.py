@@ -79,7 +79,7 @@ class PlanningEvents(ABC):
 
 
 class RolloutPolicy(Policy):
-    """Simulate the candidates of each decision with copies of the environment, and improve a base policy by that.
+    """Improve a base policy by simulating the candidates of each decision in copies of the environment.
 
     One-step rollout (Bertsekas, Tsitsiklis and Wu 1997): each candidate is taken in copies whose future is new, the
     base policy continues up to the horizon, and the candidate with the largest mean return is taken if it is shown to
@@ -89,10 +89,10 @@ class RolloutPolicy(Policy):
     :param base: The policy that is improved, or its configuration.
     :param horizon: Environment steps that are simulated; `None`: to the end of the episode.
     :param scenarios: Scenarios of a candidate at most; `None`: 128, and with a budget as many as that allows.
-    :param budget: Of a decision: a number of simulated decisions, or a text with a unit, such as `50ms` or `2s`.
+    :param budget: Budget of a decision: simulated decisions, or a time such as `50ms` or `2s`.
     :param candidates: Candidates of a decision at most. With continuous actions they are samples of the base policy.
     :param gamma: Discount factor of the simulated returns.
-    :param confidence: Of the intervals that show a candidate to be better.
+    :param confidence: Confidence of the intervals that show a candidate to be better.
     :param value: Estimate of the return after the horizon: `critic` (of the training run that the base comes from), a
         function of observations `[n, ...]` and the actor (or its configuration), or `None`: 0.
     :param n_processes: Worker processes; used where the simulation is not vectorised.
@@ -136,14 +136,14 @@ class RolloutPolicy(Policy):
             self.scenarios = 1
         self.base = build_policy(base, where="policy.base", action_spaces_dict=action_spaces_dict)
         if getattr(self.base, "is_recurrent", False):
-            raise ConfigError("policy.base: a policy with hidden states cannot plan, copies have none of its states.")
+            raise ConfigError("policy.base: expected a policy without hidden states, which copies do not have.")
         self.value = _critic(base, self.base) if value == "critic" else value_function(value, "policy.value")
         self._rng = np.random.default_rng()
         self._layers: list[Any] = []
         self._simulate: planner.BranchSimulator | planner.ProcessSimulator | None = None
         self._is_warned = False
         self.last_decision: planner.ActionValues | None = None
-        """What planning found at the latest decision."""
+        """Candidates of the latest decision with their values."""
 
     @override(Policy)
     def seed(self, seed: int) -> None:

@@ -41,7 +41,7 @@ def shelf() -> dict[str, Path]:
 def bundle_path(name: str | os.PathLike[str]) -> Path:
     """Return the file of a bundle.
 
-    :param name: Its path, or `shelf:<name>`.
+    :param name: Path of the file, or `shelf:<name>`.
     :raises ConfigError: The shelf has no such bundle.
     """
     if not isinstance(name, str) or not name.startswith(SHELF):
@@ -85,7 +85,9 @@ class BundledNetwork:
         missing |= {STATE + key for key, size in self.state_sizes.items() if shapes.get(STATE + key, ())[1:] != [size]}
         missing |= set(self._outputs) - {each.name for each in session.get_outputs()}
         if missing:
-            raise BundleError(f"A network of the bundle and its description do not agree on {sorted(missing)}.")
+            raise BundleError(
+                f"A network and its description do not agree on {sorted(missing)}. Export the policy again."
+            )
 
     def __call__(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Compute logits `[batch, ...]` by head, and the next hidden states `[batch, size]` by state key.
@@ -165,7 +167,7 @@ class StepSpec:
         sizes = self.network(agent_id).state_sizes
         if unknown := [key for key in states or {} if key not in sizes]:
             known = list(sizes) or "no hidden states"
-            raise ConfigError(f"{self.where}: `states` has {unknown}; the network carries {known}.")
+            raise ConfigError(f"{self.where}: the network carries {known}, found `states` {unknown}.")
         if not sizes:
             return {}
         begins = np.asarray(False if episode_start is None else episode_start)

@@ -277,6 +277,16 @@ class TorchModel(ABC):
         :raises CheckpointError: Networks or tensors are missing, left over or of other shapes.
         """
 
+    def rng_state(self) -> dict[str, Any]:
+        """Return the state of generators: integers and tensors, which load with `weights_only=True`. Default: none."""
+        return {}
+
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of :meth:`rng_state`.
+
+        :param state: The state, which is copied.
+        """
+
 
 class NetworksModel(TorchModel):
     """A model that consists of networks by key.

@@ -61,7 +61,7 @@ class DCL(LabellingTrainer):
         if base is not None:
             base = build_policy(base, where="algorithm.base", action_spaces_dict=copies.action_spaces)
             if base.is_recurrent:
-                raise ConfigError("algorithm.base: a policy with hidden states cannot plan, copies have none of them.")
+                raise ConfigError("algorithm.base: expected a policy without hidden states, which copies do not have.")
         self._base: Policy | None = base
         self._value = value_function(config.value, "algorithm.value")
         self._explorer = RandomPolicy(copies.action_spaces)
