@@ -242,9 +242,7 @@ def draw_actions(
                 action = tensor_clamp(action, *space_bounds(space, action))  # as actions in the buffer are
             draw.actions[head] = action
             continue
-        pairs = [masked_log_probs(component) for component in _choice_logits(space, output.action_logits[head])]
-        entropies = [-(probs * log_probs).sum(-1) for log_probs, probs in pairs]
-        draw.expected_log_probs[head] = -(entropies[0] if len(entropies) == 1 else torch.stack(entropies).sum(0))
+        draw.expected_log_probs[head] = -distribution.joint_entropy()
         if needs_actions:
             draw.actions[head] = action = sample_with(distribution, generator)
             draw.log_probs[head] = distribution.log_prob(action).detach()
