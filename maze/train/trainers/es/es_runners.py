@@ -14,7 +14,7 @@ from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
-from maze.train.trainers.es.es_trainer import NOISE_TABLE_SIZE, ESTrainer, make_distributed_rollouts
+from maze.train.trainers.es.es_trainer import NOISE_TABLE_SIZE, make_distributed_rollouts
 
 
 @dataclass
@@ -45,7 +45,7 @@ class ESMasterRunner(TrainingRunner):
         print_header("Init Shared Noise Table")
         self.shared_noise = SharedNoiseTable(count=self.shared_noise_table_size)
         print_header("Trainer Setup")
-        return ESTrainer.build(self, self.shared_noise, self.create_distributed_rollouts)
+        return super().build_trainer()
 
     @override(TrainingRunner)
     def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
@@ -160,7 +159,7 @@ MAX_ENVS = 64
 
 
 class SinglePolicy:
-    """Any policy as a population of one; its own parameters are those of the episode.
+    """Any policy as a population of one; its own parameters are perturbed during an episode.
 
     :param policy: The policy.
     :param env: Its environment.
@@ -265,14 +264,13 @@ class Players:
         :param policy: The policy.
         :param normalization_stats: Statistics for environments with observation normalization; `None`: their own.
         """
-        self._normalization_stats = normalization_stats
+        self.policy, self._normalization_stats = policy, normalization_stats
         for slot in self._slots:
             self._normalize(slot.env)
         env = self._slots[0].env
         observation_spaces = env.observation_spaces_dict
         self.is_single = not is_batchable(policy, observation_spaces)
         """Whether the policy cannot be evaluated as a batch; then there is one episode at a time."""
-        self.policy = policy = copy.deepcopy(policy) if self.is_single else policy
         n_slots = 1
         if not self.is_single and self._env_factory is not None:
             n_slots = max(1, min(self._concurrency, MAX_NUMBERS // max(1, es_utils.n_trained_parameters(policy))))
@@ -303,6 +301,7 @@ class Players:
         for slot in self._slots[: self._n_active]:
             slot.env.get_stats(LogStatsLevel.EPISODE).clear_inputs()
         self._n_active = 0
+        self._restore_policy()
 
     def close(self) -> None:
         """Close all environments; a second call does nothing."""
@@ -320,6 +319,10 @@ class Players:
     def _normalize(self, env: Any) -> None:
         if self._normalization_stats is not None and hasattr(env, "set_normalization_statistics"):
             env.set_normalization_statistics(self._normalization_stats)
+
+    def _restore_policy(self) -> None:
+        if self.is_single:
+            es_utils.set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
     def perturbed(self, episode: Episode, out: np.ndarray) -> None:
         """Write the parameters of the policy of an episode.
@@ -442,6 +445,7 @@ class Players:
         observed = self._observed.of(row) if slot.episode.sign else None
         stats = PortableStats(published_stats(slot.env))
         outcome = Outcome(stats, float(slot.episode_return), slot.n_steps, observed)
+        self._restore_policy()
         self._n_active -= 1
         last = self._n_active
         if row != last:
