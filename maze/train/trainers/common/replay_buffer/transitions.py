@@ -236,7 +236,7 @@ class TransitionColumns:
         if len(self.actors) > 1:
             next_rows = self.next_row[slots]
             following = np.where(next_rows >= 0, next_rows % self.capacity, slots)
-            # a step that was cut off before its last actor acted has the observation of that one as well
+            # a step that was truncated before its last actor acted has the observation of that one as well
             n_observed = self.n_substeps[following] + ~self.terminated[following]
             complete = (next_rows >= 0) & (n_observed >= len(self.actors))
             following = np.where(complete, following, slots)  # there has to be something valid
