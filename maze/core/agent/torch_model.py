@@ -287,20 +287,27 @@ class TorchModel(ABC):
         """Device that the networks are on."""
         return self._device
 
-    @abstractmethod
+    @property
+    def trained_networks(self) -> list[nn.Module]:
+        """The networks that are trained. Models without it override :meth:`parameters`, :meth:`eval` and :meth:`train`."""
+        raise NotImplementedError
+
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters, each one once.
 
         :return: Each with the shape that it has in its network, `[...]`.
         """
+        return unique_parameters(self.trained_networks)
 
-    @abstractmethod
     def eval(self) -> None:
         """Switch dropout, batch normalisation and the like to evaluation."""
+        for network in self.trained_networks:
+            network.eval()
 
-    @abstractmethod
     def train(self) -> None:
         """Switch dropout, batch normalisation and the like to training."""
+        for network in self.trained_networks:
+            network.train()
 
     @abstractmethod
     def to(self, device: str) -> None:
@@ -409,19 +416,10 @@ class NetworksModel(TorchModel):
             f"{tuple(batch_shape)}; expected {(*batch_shape, 1)}, one value for each element of the batch."
         )
 
+    @property
     @override(TorchModel)
-    def parameters(self) -> list[torch.Tensor]:
-        return unique_parameters(self.networks.values())
-
-    @override(TorchModel)
-    def eval(self) -> None:
-        for network in self.networks.values():
-            network.eval()
-
-    @override(TorchModel)
-    def train(self) -> None:
-        for network in self.networks.values():
-            network.train()
+    def trained_networks(self) -> list[nn.Module]:
+        return list(self.networks.values())
 
     @override(TorchModel)
     def to(self, device: str) -> None:
