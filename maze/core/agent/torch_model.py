@@ -289,7 +289,7 @@ class TorchModel(ABC):
 
     @property
     def trained_networks(self) -> list[nn.Module]:
-        """The networks that are trained. Models without it override :meth:`parameters`, :meth:`eval` and :meth:`train`."""
+        """The networks that are trained; models without it override :meth:`parameters`, :meth:`eval`, :meth:`train`."""
         raise NotImplementedError
 
     def parameters(self) -> list[torch.Tensor]:
