@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, unknown_key_error
 from maze.core.utils.checkpoint import listing
 from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
@@ -341,6 +341,9 @@ class NetworksModel(TorchModel):
     state_group: ClassVar[str]
     """Under which name the state holds the networks."""
 
+    substeps_with_separate_agent_nets: Sequence[StepKeyType] = ()
+    """Sub-steps in which each agent has a network of its own, with the key `(step key, agent)`."""
+
     def __init__(self, networks: Mapping[Any, nn.Module], device: str, name: str) -> None:
         super().__init__(device)
         self.networks: dict[Any, Any] = check_networks(networks, name)
@@ -359,8 +362,9 @@ class NetworksModel(TorchModel):
             if len(self.networks) > 1:
                 raise ConfigError(f"{self._name}: there are {list(self.networks)}; pass `actor_id`.")
             return next(iter(self.networks))
-        self._network(actor_id[0])
-        return actor_id[0]
+        key = tuple(actor_id) if actor_id[0] in self.substeps_with_separate_agent_nets else actor_id[0]
+        self._network(key)
+        return key
 
     def _network(self, key: Any) -> Any:
         if key not in self.networks:

@@ -17,7 +17,7 @@ from maze.core.agent.policy import HiddenStatesByEnvironment, Policy, StatesOfAc
 from maze.core.agent.torch_model import NetworksModel, as_float_tensors
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
+from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.seeding import generator_state, seeded_generator, set_generator_state
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
@@ -268,15 +268,6 @@ class TorchPolicy(NetworksModel, Policy):
         :param other: The other policy, which has each network object of this one under the same key.
         """
         return all(network is other.networks.get(key) for key, network in self.networks.items())
-
-    @override(NetworksModel)
-    def network_key(self, actor_id: ActorID | None) -> Any:
-        if actor_id is None or actor_id[0] not in self.substeps_with_separate_agent_nets:
-            return super().network_key(actor_id)
-        key = tuple(actor_id)
-        if key not in self.networks:
-            raise unknown_key_error("policy.networks: (step key, agent)", key, self.networks)
-        return key
 
     @override(NetworksModel)
     def _move_networks(self) -> None:
