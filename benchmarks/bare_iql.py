@@ -12,7 +12,7 @@ import time
 import torch
 from torch import Tensor
 
-from maze.core.agent.torch_model import fast_products
+from maze.perception.fast_layers import fast_products
 
 N_DECISIONS, EXPECTILE, INVERSE_TEMPERATURE, MAX_WEIGHT, TAU, LEARNING_RATE = 20_000, 0.7, 3.0, 100.0, 0.005, 3e-4
 

@@ -82,7 +82,7 @@ EXAMPLES = {
         "ale-py",
         "ale_py",
         (
-            "env.name=ALE/Pong-v5",
+            "env.name=ale_py:ALE/Pong-v5",
             "env.kwargs={obs_type: grayscale}",
             *_PPO,
             "algorithm.n_epochs=2",

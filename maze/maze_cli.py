@@ -20,7 +20,6 @@ from types import FrameType
 from typing import Any
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -40,7 +39,7 @@ from maze.cli.run_summary import beginning, command_text, ending, installed_vers
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
-from maze.core.utils.config_utils import config_to_yaml
+from maze.core.utils.config_utils import config_to_yaml, hydra_session, hydra_syntax
 from maze.core.utils.files import is_url, uploaded
 from maze.runner import Runner
 from maze.utils.process import handlers_kept, one_numpy_thread
@@ -302,7 +301,7 @@ def _run_hydra(command: Sequence[str]) -> None:
     """Run a command. Hydra's main composes the configuration twice, which only sweeps and flags of Hydra need."""
     from maze.cli.hydra_setup import defaults_of_maze
 
-    with defaults_of_maze(), warnings.catch_warnings():
+    with defaults_of_maze(), hydra_syntax() as version_base:
         # If a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, as
         # intended. Hydra warns about it at each composition.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
@@ -311,7 +310,7 @@ def _run_hydra(command: Sequence[str]) -> None:
         if (single := _root_and_overrides(others)) is not None and run(*single):
             return
         # An absolute config path: Hydra searches no directory beside the script that started the process.
-        hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name=ROOT)(_run_once)()
+        hydra.main(version_base=version_base, config_path="pkg://maze.conf", config_name=ROOT)(_run_once)()
 
 
 def _root_and_overrides(command: Sequence[str]) -> tuple[str, list[str]] | None:
@@ -334,9 +333,9 @@ def _print_help(root: str, overrides: list[str]) -> bool:
 
     :return: Whether it was printed; Hydra knows more variables of the template.
     """
-    with hydra.initialize_config_module("maze.conf", job_name="maze_cli", version_base="1.3"):
+    with hydra_session("maze.conf", job_name="maze_cli") as session:
         cfg = hydra.compose(root, overrides, return_hydra_config=True)
-        loader: Any = GlobalHydra.instance().config_loader()
+        loader: Any = session.config_loader()
         groups = "".join(f"{group}: {', '.join(options)}\n" for group, options in config_groups(loader.repository))
     try:
         print(Template(cfg.hydra.help.template).substitute(APP_CONFIG_GROUPS=groups))
@@ -358,11 +357,10 @@ def _run_single(root: str, overrides: list[str]) -> bool:
         is_started = True
         return _run_once(cfg)
 
-    with hydra.initialize_config_module("maze.conf", job_name="maze_cli", version_base="1.3"):
-        single_run = GlobalHydra.instance().hydra
-        assert single_run is not None
+    with hydra_session("maze.conf", job_name="maze_cli") as session:
+        assert session.hydra is not None
         try:
-            single_run.run(config_name=root, task_function=task, overrides=overrides)
+            session.hydra.run(config_name=root, task_function=task, overrides=overrides)
         except AssertionError:
             if is_started:
                 raise

@@ -102,7 +102,7 @@ class ConfigurationAuditor:
                         f"{name}: given both as an argument and as overrides[{key!r}]. Leave one of them out."
                     )
         if "launcher" in given and not self.multirun:
-            raise InvalidSpecificationError("launcher: starts the runs of a multirun. Pass multirun=True.")
+            raise InvalidSpecificationError("launcher: expected multirun=True, because a launcher starts several runs.")
         if isinstance(given.get("wrappers"), Wrapper) and "env" in given:
             raise InvalidSpecificationError(
                 f"wrappers: an instance of {type(given['wrappers']).__name__} has its own environment, which "

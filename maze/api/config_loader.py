@@ -18,12 +18,12 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from maze.api.config_auditor import ConfigurationAuditor, as_wrapper_configs, is_plain, place
-from maze.api.utils import InvalidSpecificationError, RunMode, hydra_session
+from maze.api.utils import InvalidSpecificationError, RunMode
 from maze.cli.checks import check, choose_critic, complete
 from maze.cli.hydra_setup import apply_overrides, for_hydra, hydra_config, translated
 from maze.cli.stored_runs import complete_base
 from maze.core.errors import ConfigError
-from maze.core.utils.config_utils import is_pettingzoo_name, value_text
+from maze.core.utils.config_utils import hydra_session, is_pettingzoo_name, value_text
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.import_guard import ImportGuard, current_guard
 from maze.core.wrappers.wrapper import Wrapper
@@ -101,7 +101,7 @@ class ConfigurationLoader:
         """
         axes = list(self._axes())
         varied = {name for name, options in axes if len(options) > 1}
-        with hydra_session():
+        with hydra_session("maze.conf"):
             self.runs = []
             for number, choices in enumerate(itertools.product(*(options for _, options in axes))):
                 swept = {name: choice.value for (name, _), choice in zip(axes, choices, strict=True) if name in varied}
@@ -145,7 +145,7 @@ class ConfigurationLoader:
         if not self.auditor.multirun or not isinstance(value, list | tuple):
             return [value]
         if not value:
-            raise InvalidSpecificationError(f"overrides[{path!r}]: an empty list leaves nothing to run.")
+            raise InvalidSpecificationError(f"overrides[{path!r}]: expected at least one value, found an empty list.")
         return list(value)
 
     def _component(self, name: str, value: Any) -> Choice:

@@ -22,9 +22,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.config_loader import WEIGHTS, ConfigurationLoader, LoadedRun
 from maze.api.training_run import Evaluation, RunResult, TrainingRun, roll_out
-from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode, hydra_session, output
+from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode, output
 from maze.cli.run_directory import claim_directory
 from maze.core.errors import CheckpointError
+from maze.core.utils.config_utils import hydra_session
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.files import is_url, local_copy, working_copy, write_whole
 from maze.core.utils.import_guard import imports_guarded
@@ -590,7 +591,7 @@ def _launch(
         master.hydra.sweep.dir = str(base)
         master.hydra.hydra_logging = {"version": 1, "root": None}  # the process keeps its own
     job = partial(_train_job, [run.loaded for run in runs], runs[0].project, runs[0].silent, train_kwargs)
-    with hydra_session():
+    with hydra_session("maze.conf"):
         context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
         if launcher is None:
             launcher = Plugins.instance().instantiate_launcher(context, job, master)

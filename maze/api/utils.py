@@ -9,10 +9,6 @@ from contextlib import contextmanager, redirect_stderr
 from enum import Enum
 from typing import Any
 
-from hydra import initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-
 from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.train.utils.train_utils import global_generators_state, set_global_generators_state
@@ -45,19 +41,6 @@ def check_names(call: str, given: Iterable[str], known: Collection[str]) -> None
         if name not in known:
             hint = did_you_mean(name, known)
             raise InvalidSpecificationError(f"{call}: {name}: unknown argument.{hint} Known: {', '.join(known)}.")
-
-
-@contextmanager
-def hydra_session() -> Iterator[None]:
-    """Return a context in which configurations can be composed, also within a run of Hydra."""
-    outer_hydra, outer_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
-    GlobalHydra.instance().hydra = None
-    try:
-        with initialize_config_module("maze.conf", version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = outer_hydra
-        HydraConfig.instance().cfg = outer_config
 
 
 @contextmanager

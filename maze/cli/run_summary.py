@@ -409,7 +409,7 @@ def print_runs(arguments: Sequence[str]) -> int:
 
 
 def _listed(run: Path, cfg: Mapping[str, Any]) -> tuple[str, ...]:
-    record = read_record(run) or {"state": "starting"}
+    record = read_record(run) or {"state": "not started"}
     steps, score = record.get("n_env_steps"), record.get("best_score")
     broken = f" (broken by {record['violation']:.3g})" if record.get("violation") else ""
     return (

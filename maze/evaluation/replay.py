@@ -76,7 +76,8 @@ def replayed_measures(
 
     :param episode: The episode.
     :param rewards: One for each environment step.
-    :param kpi_calculator: Gets the recorded events, and these rewards as `BaseEnvEvents.reward`; `None`: no KPIs.
+    :param kpi_calculator: Calculator, which receives the recorded events, and these rewards as `BaseEnvEvents.reward`;
+        `None`: no KPIs.
     :raises ConfigError: The calculator fails.
     """
     measures = {RETURN: float(np.sum(rewards)), LENGTH: float(len(rewards))}

@@ -237,7 +237,7 @@ class EstimationConfig:
         often than this.
     :param greedy: Evaluate the greedy actions of torch policies instead of their distributions.
     :param fitted_q: Settings of fitted Q evaluation.
-    :param seed: Of bootstrap samples, networks and sampled actions.
+    :param seed: Seed of bootstrap samples, networks and sampled actions.
     """
 
     gamma: float = 0.99
@@ -337,7 +337,7 @@ def cloned_propensities(
 
     :param data: The decisions.
     :param action_spaces: Action spaces by step key; all heads are `Discrete`.
-    :param seed: Of initial weights and minibatches.
+    :param seed: Seed of initial weights and minibatches.
     :param n_updates: Gradient steps, of 256 decisions each.
     :raises ConfigError: A head is not `Discrete` from 0 on, or masks exclude actions of the log.
     """
@@ -367,7 +367,7 @@ def cloned_propensities(
         with torch.inference_mode():
             found[data.positions(key)] = log_probs(torch.arange(n)).double().exp().numpy()
     if n_excluded := int((found == 0).sum()):
-        raise ConfigError(f"behaviour=cloned: the action masks exclude {n_excluded} of {len(found)} logged actions.")
+        raise ConfigError(f"behaviour=cloned: masks exclude {n_excluded} of {len(found)} logged actions. Correct them.")
     return found
 
 
@@ -417,7 +417,7 @@ def estimate(
     """
     config = config or EstimationConfig()
     if data.n_episodes < 2:
-        raise ConfigError(f"estimate: expected at least two episodes, found {data.n_episodes}.")
+        raise ConfigError(f"estimate: expected at least two episodes, found {data.n_episodes}. Log more.")
     bootstrap = bootstrap_weights(data.n_episodes, config.n_bootstrap, np.random.default_rng(config.seed))
     returns = data.returns(config.gamma)
     logged = Estimate(float(returns.mean()), *_percentiles(bootstrap @ returns / bootstrap.sum(1)))

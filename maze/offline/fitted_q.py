@@ -239,7 +239,7 @@ def fit_q(
     :param action_spaces: Action spaces by step key.
     :param gamma: Discount per environment step.
     :param bootstrap: Weights of the episodes in bootstrap samples, `[n_samples, n_episodes]`.
-    :param seed: Of initial weights, minibatches and sampled actions.
+    :param seed: Seed of initial weights, minibatches and sampled actions.
     :param config: Settings of the regression.
     :param greedy: Evaluate the greedy actions of a torch policy.
     """

@@ -5,25 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
-
-MANY = 2**13
-"""Numbers from which NumPy's tanh, called through Python, is faster than torch's where MKL is slow."""
-# Numbers of features up to which, and of rows from which, the gradient of weights by columns is faster.
-_FEW, _ROWS = 24, 1024
-SMALL_PRODUCT = 2**20
-"""Multiplications up to which MKL is faster than oneDNN."""
-_PRODUCTS: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch leaves it untyped
+from maze.perception.fast_layers import Tanh, mkl_is_slow
 
 
 def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn.Module]:
@@ -35,76 +23,6 @@ def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn
     """
     found = Factory(nn.Module).type_from_name(non_lin, config_path=config_path)
     return Tanh if found is nn.Tanh and mkl_is_slow() else found
-
-
-@cache
-def mkl_is_slow() -> bool:
-    """Return whether torch uses MKL on a processor of AMD, where it leaves half of the units or more unused."""
-    mkl: Any = torch.backends.mkl
-    find_out: Any = getattr(torch.cpu, "get_capabilities", None)
-    return bool(mkl.is_available()) and find_out is not None and "AMD" in str(find_out().get("cpu_name"))
-
-
-class Tanh(nn.Tanh):
-    """Hyperbolic tangent by NumPy for many numbers, which takes a tenth of the time where MKL is slow."""
-
-    @override(nn.Tanh)
-    def forward(self, input: Tensor) -> Tensor:  # the name that torch gave it
-        if not is_plain(input) or input.numel() < MANY or input.dtype != torch.float32:
-            return torch.tanh(input)
-        result: Tensor = _TanhInNumpy.apply(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return result
-
-
-class _TanhInNumpy(torch.autograd.Function):
-    """With the derivative that torch computes from the result, which is fast."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        result = torch.empty_like(x)
-        np.tanh(x.detach().numpy(), out=result.numpy())
-        ctx.save_for_backward(result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (result,) = ctx.saved_tensors
-        of_x: Tensor = torch.ops.aten.tanh_backward(gradients[0], result)
-        return of_x
-
-
-class Linear(nn.Linear):
-    """Linear layer with a fast gradient where there are many rows of few features, and fast small products.
-
-    torch chooses the product for the gradient of the weights by their memory layout. With few features, that for
-    weights by columns takes a quarter to two thirds of the time of that for weights by rows, as parameters are.
-    Where a run multiplies by oneDNN (`maze.core.agent.torch_model.fast_products`), MKL computes small products.
-    """
-
-    @override(nn.Linear)
-    def forward(self, input: Tensor) -> Tensor:  # the name that torch gave it
-        n_features, weight = self.in_features, self.weight
-        if n_features <= _FEW and torch.is_grad_enabled() and is_plain(input) and input.numel() >= _ROWS * n_features:
-            weight = weight.t().contiguous().t()
-        precision = _PRODUCTS.fp32_precision
-        if precision == "none" or input.numel() * self.out_features > SMALL_PRODUCT:
-            return functional.linear(input, weight, self.bias)
-        _PRODUCTS.fp32_precision = "none"
-        try:
-            return functional.linear(input, weight, self.bias)
-        finally:
-            _PRODUCTS.fp32_precision = precision
-
-
-def is_plain(x: Tensor) -> bool:
-    """Return whether the memory of a tensor can be read: it is on the CPU, and not traced, compiled or mapped."""
-    is_traced: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch leaves it untyped
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or is_traced():
-        return False
-    try:
-        return bool(x.data_ptr()) or not x.numel()
-    except RuntimeError:  # inside of a transformation such as `vmap`
-        return False
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -180,7 +98,7 @@ def spread_zero_biases(module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Initialization:
-    """How the layers of a template's networks begin.
+    """Initial weights of the layers of a template's networks.
 
     :param layers: Initialises the layers of a module whose units get weight vectors of a length.
     :param hidden_length: That length for all layers but outputs.

@@ -111,7 +111,7 @@ class Branches(ABC):
         :param source: The states: simulations (:class:`~maze.core.env.batched_core_env.BatchedCoreEnv`), or a sequence
             of :class:`SingleState`.
         :param rows: For each branch the index of its state, `[n_rows]`.
-        :param scenarios: Its scenario, integers `[n_rows]`.
+        :param scenarios: For each branch the scenario, integers `[n_rows]`.
         :param seed: Seed of the scenarios; `None`: all branches have the future of their state (clairvoyant).
         """
         self._clear(len(rows))
@@ -351,6 +351,16 @@ class SingleBranches(Branches):
         for env in (self._template, *self._copies):
             env.close()
         self._copies.clear()
+
+
+def branches_of(env: Any, simulation: BatchedMazeEnv | None, gamma: float) -> Branches:
+    """Return branches in arrays if there is a vectorised simulation, otherwise in copies of a single environment.
+
+    :param env: The environment with its wrappers.
+    :param simulation: Its vectorised simulation, see :func:`simulation_of`; `None`: single environments are needed.
+    :param gamma: Discount factor.
+    """
+    return SingleBranches(env, gamma) if simulation is None else ArrayBranches(simulation.batch, gamma)
 
 
 def chance_in(env: Any, where: str) -> bool:

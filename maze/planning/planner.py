@@ -10,13 +10,14 @@ import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
 from maze.core.env.faults import in_simulation
 from maze.core.errors import NonFiniteError
+from maze.core.utils.worker_pool import ProcessPool
 from maze.planning.branches import Actions, Branches, Group
 
 _MIN_SCENARIOS = 2
@@ -25,6 +26,8 @@ _ROUND_WITH_CHANCE, _ROUND_WITHOUT = 8, 2
 # Scenarios from which on the base policy's action is replaced: fewer miss rare losses, so that their intervals are
 # too narrow.
 _SCENARIOS_TO_REPLACE = 32
+# Parts of the branches for each worker process: branches take uneven time, and a free process takes the next part.
+_PARTS = 4
 
 Candidates = Sequence[Mapping[str, Any]]
 """Actions of one actor, by action head."""
@@ -50,30 +53,8 @@ class FirstActions(NamedTuple):
         return {key: np.stack([np.asarray(each[key]) for each in self.actions])[which] for key in self.actions[0]}
 
 
-class Simulator(Protocol):
-    """Simulate branches whose first actions are given, in this process or in others."""
-
-    @property
-    def n_decisions(self) -> int:
-        """Sub-steps simulated so far."""
-        ...
-
-    def __call__(
-        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
-    ) -> np.ndarray:
-        """Return the returns of branches, `[n_rows]`.
-
-        :param source: The states, see :meth:`~maze.planning.branches.Branches.fork`.
-        :param rows: For each branch the index of its state.
-        :param scenarios: For each branch its scenario.
-        :param first: For each branch the action of its first sub-step.
-        :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
-        """
-        ...
-
-
 class BranchSimulator:
-    """Simulate branches that a base policy continues up to a horizon.
+    """Simulate branches whose first actions are given and that a base policy continues up to a horizon.
 
     :param branches: Copies of the environment.
     :param act: The base policy: chooses the actions of a group.
@@ -102,7 +83,14 @@ class BranchSimulator:
     def __call__(
         self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
     ) -> np.ndarray:
-        """See :class:`Simulator`."""
+        """Return the returns of branches, `[n_rows]`.
+
+        :param source: The states, see :meth:`~maze.planning.branches.Branches.fork`.
+        :param rows: For each branch the index of its state.
+        :param scenarios: For each branch its scenario.
+        :param first: For each branch the action of its first sub-step.
+        :param seed: Seed of the scenarios; `None`: the true future, see :meth:`~maze.planning.branches.Branches.fork`.
+        """
         return np.asarray(self.at_horizons(source, rows, scenarios, first, seed, [self.horizon])[0])
 
     def of_part(self, part: slice, source: bytes, *arguments: Any) -> tuple[np.ndarray, int]:
@@ -110,7 +98,7 @@ class BranchSimulator:
 
         :param part: The branches among all, for the caller.
         :param source: The states, pickled; the latest ones are kept unpickled for further calls.
-        :param arguments: Further arguments of :class:`Simulator`.
+        :param arguments: Further arguments of :meth:`__call__`.
         """
         if source != self._content:  # the parts of a decision have the same states
             self._content, self._source = source, pickle.loads(source)
@@ -132,7 +120,7 @@ class BranchSimulator:
     ) -> np.ndarray:
         """Return the returns of branches up to several horizons, `[n_horizons, n_rows]`.
 
-        The other arguments are those of :class:`Simulator`.
+        The other arguments are those of :meth:`__call__`.
 
         :param horizons: Environment steps, in rising order; `None`, as the last one: to the end of the episode.
         :raises NonFiniteError: A return is NaN.
@@ -165,6 +153,41 @@ class BranchSimulator:
                 "the rewards of the environment, and the value at the horizon if there is one."
             )
         return returns
+
+
+class ProcessSimulator:
+    """Share branches among worker processes.
+
+    :param n_processes: Number of processes.
+    :param make: Makes the :class:`BranchSimulator` of a process.
+    """
+
+    def __init__(self, n_processes: int, make: Callable[[], BranchSimulator]) -> None:
+        self._pool = ProcessPool(n_processes, modules=[__name__])
+        self._pool.host("branches", lambda *_: make)
+        self.n_decisions = 0
+
+    def __call__(
+        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: FirstActions, seed: int | None
+    ) -> np.ndarray:
+        """Return the returns of branches, `[n_rows]`; the arguments are those of a :class:`BranchSimulator`."""
+        content, n_parts = pickle.dumps(source), min(len(rows), _PARTS * self._pool.n_actors)
+        parts = (slice(index, None, n_parts) for index in range(n_parts))
+        pieces = (
+            (part, content, rows[part], scenarios[part], FirstActions(first.actions, first.which[part]), seed)
+            for part in parts
+        )
+        returns = np.empty(len(rows))
+        for (part, *_), (of_part, n_decisions) in self._pool.hand_out(
+            "branches", "of_part", lambda: next(pieces, None)
+        ):
+            returns[part] = of_part
+            self.n_decisions += n_decisions
+        return returns
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
 
 
 def gains_by_horizon(returns: np.ndarray) -> np.ndarray:
@@ -239,7 +262,7 @@ class Planner:
 
     :param simulate: Simulates branches.
     :param scenarios: Scenarios of a candidate at most.
-    :param confidence: Of the intervals of all candidates of a decision together.
+    :param confidence: Confidence of the intervals of all candidates of a decision together.
     :param decisions: Budget of simulated decisions for each state; `None`: no limit.
     :param seconds: Budget of seconds for each state; `None`: no limit. Results then depend on the machine.
     :param chance: Whether the environment is stochastic: otherwise two scenarios suffice if they do not differ.
@@ -249,7 +272,7 @@ class Planner:
 
     def __init__(
         self,
-        simulate: Simulator,
+        simulate: BranchSimulator | ProcessSimulator,
         scenarios: int = 128,
         confidence: float = 0.95,
         decisions: int | None = None,
@@ -339,7 +362,7 @@ class _Trial:
 
     :param row: Index of the state.
     :param actions: The candidates, the base's first.
-    :param confidence: Of the interval of each candidate.
+    :param confidence: Confidence of the interval of each candidate.
     :param least: Scenarios from which on a candidate can be shown to be better.
     """
 

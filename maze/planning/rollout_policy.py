@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import multiprocessing
-import pickle
 import time
 import warnings
 from abc import ABC
@@ -28,7 +27,6 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze.core.utils.config_utils import duration, number, whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
-from maze.core.utils.worker_pool import ProcessPool
 from maze.planning import branches, planner
 
 CANDIDATES = 64
@@ -37,8 +35,6 @@ _MOST_SCENARIOS = 2**14
 _SCENARIOS = 128
 # Share of the decisions whose gain by horizon is measured: neighbouring decisions of an episode are correlated.
 _SIMULATED_SHARE = 0.2
-# Parts of the branches for each worker process: branches take uneven time, and a free process takes the next part.
-_PARTS = 4
 
 Value = Callable[[branches.Group], np.ndarray]
 """Estimate of the return after the horizon for a group of branches, `[n_rows]`."""
@@ -83,7 +79,7 @@ class PlanningEvents(ABC):
 
 
 class RolloutPolicy(Policy):
-    """Simulate the candidates of each decision with copies of the environment, and improve a base policy by that.
+    """Improve a base policy by simulating the candidates of each decision in copies of the environment.
 
     One-step rollout (Bertsekas, Tsitsiklis and Wu 1997): each candidate is taken in copies whose future is new, the
     base policy continues up to the horizon, and the candidate with the largest mean return is taken if it is shown to
@@ -93,10 +89,10 @@ class RolloutPolicy(Policy):
     :param base: The policy that is improved, or its configuration.
     :param horizon: Environment steps that are simulated; `None`: to the end of the episode.
     :param scenarios: Scenarios of a candidate at most; `None`: 128, and with a budget as many as that allows.
-    :param budget: Of a decision: a number of simulated decisions, or a text with a unit, such as `50ms` or `2s`.
+    :param budget: Budget of a decision: simulated decisions, or a time such as `50ms` or `2s`.
     :param candidates: Candidates of a decision at most. With continuous actions they are samples of the base policy.
     :param gamma: Discount factor of the simulated returns.
-    :param confidence: Of the intervals that show a candidate to be better.
+    :param confidence: Confidence of the intervals that show a candidate to be better.
     :param value: Estimate of the return after the horizon: `critic` (of the training run that the base comes from), a
         function of observations `[n, ...]` and the actor (or its configuration), or `None`: 0.
     :param n_processes: Worker processes; used where the simulation is not vectorised.
@@ -140,14 +136,14 @@ class RolloutPolicy(Policy):
             self.scenarios = 1
         self.base = build_policy(base, where="policy.base", action_spaces_dict=action_spaces_dict)
         if getattr(self.base, "is_recurrent", False):
-            raise ConfigError("policy.base: a policy with hidden states cannot plan, copies have none of its states.")
+            raise ConfigError("policy.base: expected a policy without hidden states, which copies do not have.")
         self.value = _critic(base, self.base) if value == "critic" else value_function(value, "policy.value")
         self._rng = np.random.default_rng()
         self._layers: list[Any] = []
-        self._simulate: planner.BranchSimulator | _ProcessSimulator | None = None
+        self._simulate: planner.BranchSimulator | planner.ProcessSimulator | None = None
         self._is_warned = False
         self.last_decision: planner.ActionValues | None = None
-        """What planning found at the latest decision."""
+        """Candidates of the latest decision with their values."""
 
     @override(Policy)
     def seed(self, seed: int) -> None:
@@ -170,17 +166,13 @@ class RolloutPolicy(Policy):
         if chance and self.scenarios == 1 and not self.clairvoyant:
             reason = "copies of the environment with new futures differ, so that one scenario is not enough"
             raise ConfigError(f"policy.scenarios=1: {reason}. Use more, or policy.clairvoyant=true.")
-        of_single = (layers[0], self.base, self.horizon, self.gamma, self.value)
         self._arrays = None if self.base.needs_env() else branches.simulation_of(layers[0])
-        if self._arrays is not None:
-            batch = self._arrays[0].batch
-            self._reported = SingleCoreEnv(batch(1))
-            copies = branches.ArrayBranches(batch, self.gamma)
-            self._simulate = planner.BranchSimulator(copies, acting(self.base), self.horizon, self.value)
-        elif self.n_processes > 1:
-            self._simulate = _ProcessSimulator(self.n_processes, functools.partial(_simulator_of, *of_single))
-        else:
-            self._simulate = _simulator_of(*of_single)
+        simulation = None if self._arrays is None else self._arrays[0]
+        make = functools.partial(_simulator_of, layers[0], simulation, self.base, self.horizon, self.gamma, self.value)
+        is_divided = simulation is None and self.n_processes > 1
+        self._simulate = planner.ProcessSimulator(self.n_processes, make) if is_divided else make()
+        if simulation is not None:
+            self._reported = SingleCoreEnv(simulation.batch(1))
         decisions, seconds = self.budget
         self._planner = planner.Planner(
             self._simulate, self.scenarios, self.confidence, decisions, seconds, chance=chance, length=self.horizon
@@ -319,43 +311,10 @@ class RolloutPolicy(Policy):
         return np.array(found).reshape(-1, len(horizons))
 
 
-class _ProcessSimulator:
-    """Share branches among worker processes.
-
-    :param n_processes: Number of processes.
-    :param make: Makes the :class:`~maze.planning.planner.BranchSimulator` of a process.
-    """
-
-    def __init__(self, n_processes: int, make: Callable[[], planner.BranchSimulator]) -> None:
-        self._pool = ProcessPool(n_processes, modules=[__name__])
-        self._pool.host("branches", lambda *_: make)
-        self.n_decisions = 0
-
-    def __call__(
-        self, source: Any, rows: np.ndarray, scenarios: np.ndarray, first: planner.FirstActions, seed: int | None
-    ) -> np.ndarray:
-        content, n_parts = pickle.dumps(source), min(len(rows), _PARTS * self._pool.n_actors)
-        parts = (slice(index, None, n_parts) for index in range(n_parts))
-        pieces = (
-            (part, content, rows[part], scenarios[part], planner.FirstActions(first.actions, first.which[part]), seed)
-            for part in parts
-        )
-        returns = np.empty(len(rows))
-        answers = self._pool.hand_out("branches", "of_part", lambda: next(pieces, None))
-        for (part, *_), (of_part, n_decisions) in answers:
-            returns[part] = of_part
-            self.n_decisions += n_decisions
-        return returns
-
-    def close(self) -> None:
-        """End the processes."""
-        self._pool.close()
-
-
 def _simulator_of(
-    env: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None
+    env: Any, simulation: Any, base: Policy, horizon: int | None, gamma: float, value: Value | None
 ) -> planner.BranchSimulator:
-    return planner.BranchSimulator(branches.SingleBranches(env, gamma), acting(base), horizon, value)
+    return planner.BranchSimulator(branches.branches_of(env, simulation, gamma), acting(base), horizon, value)
 
 
 def acting(policy: Policy) -> Callable[[branches.Group], branches.Actions]:

@@ -72,7 +72,7 @@ class MazeRLlibRunner(Runner):
     def setup(self, cfg: DictConfig) -> None:
         algorithm = find_algorithm(cfg.algorithm.get("algorithm"))
         require_ray()
-        from maze.rllib.setup import TrainingSetup
+        from maze.rllib.training import TrainingSetup
 
         parameters = TuneParameters.from_config(self.tune_params)
         hyperparameters = plain_container(cfg.algorithm.get("config") or {}, "algorithm.config")

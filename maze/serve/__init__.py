@@ -1,5 +1,5 @@
-"""Policies at work: bundles that need NumPy and onnxruntime only.
+"""Serving of policies: bundles that need NumPy and onnxruntime only, and the decision server.
 
-Nothing is imported here. :mod:`maze.serve.bundle` reads and runs bundles; it needs torch to make them
+Nothing is imported here. :mod:`maze.serve.bundle` reads and runs bundles; exporting them needs torch
 (:mod:`maze.serve.export`).
 """

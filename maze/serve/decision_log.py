@@ -204,7 +204,7 @@ class Replay:
         """Repeat the decisions of a line.
 
         :param where: The line in messages.
-        :param line: Its content.
+        :param line: Content of the line.
         :param bundle: The policy.
         :param step_key: The sub-step.
         """

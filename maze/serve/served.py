@@ -107,7 +107,7 @@ class Settings:
 class Query(NamedTuple):
     """An observation to decide on; a row of a batch, and of an entry of the decision log.
 
-    :param acting: Has prepared the observation, and converts the decision to an action.
+    :param acting: Session that has prepared the observation and converts the decision to an action.
     :param inputs: Network inputs without the batch dimension; None: the last decision is repeated.
     :param rng: Samples the action; None: the greedy action.
     :param ranked: Number of most probable actions to return as well.

@@ -65,6 +65,7 @@ def test_a_run_without_a_number_of_epochs_has_an_end(monkeypatch: pytest.MonkeyP
     ("algorithm", "arguments", "said"),
     [
         ("a2c", {"n_step": 10}, "n_step: unknown argument. Did you mean `n_steps`"),
+        ("a2c", {"train_kwargs": {}}, "train_kwargs: unknown argument. Known: n_steps, n_epochs."),
         ("a2c", {"n_steps": 0}, "n_steps: expected a whole number of at least 1"),
         ("a2c", {"n_steps": 8, "n_epochs": 1}, "either n_epochs or n_steps"),
         ("es", {"n_steps": 100}, "n_steps: ESTrainer has no fixed number.*n_epochs instead"),

@@ -78,6 +78,34 @@ FILES = {
           - env: gym_env
           - runner: sequential
         """,
+    # in the syntax of Hydra 1.0, as documented
+    "conf/runner/short.yaml": """
+        # @package _group_
+        _target_: maze.core.rollout.sequential_rollout_runner.SequentialRolloutRunner
+        n_episodes: 2
+        max_episode_steps: 3
+        record_trajectory: true
+        record_event_logs: true
+        render: false
+        """,
+    "conf/older_conf.yaml": """
+        defaults:
+          - runner: short
+          - env: mountain_car
+          - wrappers: missing
+            optional: true
+          - policy: random_policy
+          - model: flatten_concat
+          - critic: flatten_concat_shared
+          - seeding: default
+          - env_model: ${defaults.1.env}-${defaults.4.model}
+            optional: true
+        input_dir: ''
+        log_base_dir: outputs
+        hydra:
+          run:
+            dir: ${log_base_dir}/older/${now:%Y-%m-%d_%H-%M-%S}
+        """,
     "conf/runner/greeting.yaml": """
         # @package runner
         _target_: your_project.runners.GreetingRunner
@@ -122,6 +150,8 @@ COMMANDS = [
     ("runner=sequential hydra.run.dir=my_dir", SHORT_ROLLOUT),
     ("-cd your_project/conf env=mountain_car runner=sequential", (*SHORT_ROLLOUT, "runner.max_episode_steps=3")),
     ("-cd your_project/conf -cn my_own_conf", SHORT_ROLLOUT),
+    ("-cd your_project/conf -cn older_conf", SHORT_ROLLOUT),
+    ("-cd your_project/conf -cn older_conf runner=short", SHORT_ROLLOUT),
     ("-cd your_project/conf -cn conf_train +experiment=my_experiment", SHORT_TRAINING),
     ("-cd your_project/conf runner=greeting", ()),
     ("-cd your_project/conf -cn small_conf runner=greeting", ()),
@@ -129,6 +159,7 @@ COMMANDS = [
 
 
 @pytest.mark.filterwarnings("ignore:.*(out of date|retired)")
+@pytest.mark.filterwarnings("ignore:(?s).*(deprecated|is missing `_self_`)")  # of Hydra, with the new syntax
 @pytest.mark.parametrize(("command", "shorter"), COMMANDS, ids=[command for command, _ in COMMANDS])
 def test_documented_commands_work_as_written(command: str, shorter: tuple[str, ...], tmp_path: Path) -> None:
     assert main([*shlex.split(command), *shorter]) == 0
@@ -142,6 +173,9 @@ def test_documented_commands_work_as_written(command: str, shorter: tuple[str, .
         assert (run / "greeting.txt").read_text() == f"hello, {cfg.env.name}"
     if "my_own_conf" in command:
         assert cfg.runner.max_episode_steps == 7, "an interpolation"
+        assert cfg.model.policy.networks[0].hidden_units == [16], "a specialisation"
+    if "older_conf" in command:
+        assert (cfg.runner.max_episode_steps, "_group_" in cfg, cfg.get("wrappers")) == (3, False, None)
         assert cfg.model.policy.networks[0].hidden_units == [16], "a specialisation"
     if "my_experiment" in command:
         assert (cfg.env.env, cfg.algorithm.lr) == ("MountainCar-v0", 0.0001)

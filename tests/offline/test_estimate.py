@@ -306,7 +306,7 @@ def test_weights_that_do_not_add_up_refuse_the_estimates_that_rely_on_their_sum(
 def test_cloning_needs_choices_that_the_masks_allow() -> None:
     data = log(20)
     data.tables["pick"].observations["item_mask"][:] = [0.0, 0.0, 1.0]
-    with pytest.raises(ConfigError, match=r"behaviour=cloned: the action masks exclude .* of 80 logged actions"):
+    with pytest.raises(ConfigError, match=r"behaviour=cloned: masks exclude .* of 80 logged actions"):
         cloned_propensities(data, ACTION_SPACES, seed=0, n_updates=1)
     continuous = {key: spaces.Dict({head: spaces.Box(0, 2) for head in space}) for key, space in ACTION_SPACES.items()}
     with pytest.raises(ConfigError, match="`item`: random or cloned actions need Discrete from 0 on, found Box"):

@@ -12,8 +12,9 @@ from torch import nn
 from maze.core.errors import ConfigError
 from maze.perception import weight_init
 from maze.perception.blocks import DenseBlock, InferenceBlock
+from maze.perception.fast_layers import Linear, Tanh
 from maze.perception.program.network_program import in_numpy
-from maze.perception.weight_init import Linear, Tanh, activation_type
+from maze.perception.weight_init import activation_type
 
 MANY = (130, 64)
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maze.core.agent.torch_model import fast_products, onednn_is_faster
-from maze.perception import weight_init
 from maze.perception.blocks import ConcatenationBlock, DenseBlock, InferenceBlock, LinearOutputBlock
+from maze.perception.fast_layers import Tanh, fast_products, onednn_is_faster
 from maze.perception.models.built_in.flatten_concat import (
     FlattenConcatPolicyNet,
     FlattenConcatSharedEmbeddingPolicyNet,
@@ -53,7 +52,7 @@ def results(network: nn.Module, inputs: dict[str, torch.Tensor]) -> list[torch.T
 @given(
     n_features=st.integers(1, 30),
     hidden_units=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    non_lin=st.sampled_from([nn.ReLU, nn.Tanh, weight_init.Tanh, nn.ELU]),
+    non_lin=st.sampled_from([nn.ReLU, nn.Tanh, Tanh, nn.ELU]),
     batch=st.sampled_from([(1,), (7,), (3, 4), (400,), (2, 1, 3)]),
     seed=st.integers(0, 99),
 )
@@ -69,7 +68,7 @@ def test_programs_have_the_outputs_and_gradients_of_the_modules(n_features, hidd
         torch.testing.assert_close(list(network(inputs).values()), found[:2], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("non_lin", [nn.ReLU, nn.Tanh, weight_init.Tanh])
+@pytest.mark.parametrize("non_lin", [nn.ReLU, nn.Tanh, Tanh])
 def test_large_layers_multiplied_by_onednn_have_the_gradients_of_the_modules(non_lin):
     if not onednn_is_faster():
         pytest.skip("MKL computes all products on this processor")

@@ -128,11 +128,12 @@ def test_equal_policies_make_equal_files_but_for_the_time(exported, bundle):
 @pytest.mark.parametrize(
     ("observation", "error", "text"),
     [
-        ([0.0] * 5, EnvironmentContractError, r"`observation`: expected shape \(4,\), found \(5,\)"),
+        ([0.0] * 5, EnvironmentContractError, r"`observation`: expected numbers of shape \(4,\), found \(5,\)"),
+        ({"observation": [0.0] * 4}, EnvironmentContractError, r"of shape \(4,\), found \{.observation.: \["),
         ([0.0] * 1_000_000, EnvironmentContractError, r"found \(1000000,\)"),
         ([[1.0], [1.0, 2.0]], EnvironmentContractError, "expected numbers"),
         (["a", "b", "c", "d"], EnvironmentContractError, "expected numbers"),
-        (None, EnvironmentContractError, "expected shape"),
+        (None, EnvironmentContractError, "expected numbers of shape"),
         ([0.0, np.nan, 0.0, 0.0], NonFiniteError, "not finite"),
         ([0.0, 1e60, 0.0, 0.0], NonFiniteError, "not finite"),
     ],

@@ -128,9 +128,9 @@ class Trajectories:
     terminated: torch.Tensor
     truncated: torch.Tensor
     step_complete: torch.Tensor | None = None
-    """Where an environment step completes, so that the discount applies; `None`: everywhere."""
+    """Entries that complete an environment step, so that the discount applies; `None`: all."""
     acts: torch.Tensor | None = None
-    """Where decisions are; `None`: everywhere. Each actor has a trajectory of its own otherwise."""
+    """Entries with decisions; `None`: all. Each actor has a trajectory of its own otherwise."""
     log_rhos: list[torch.Tensor] = field(default_factory=list)
     """Logarithms of the importance weights by sub-step; empty for on-policy returns."""
     places: list[tuple[np.ndarray, np.ndarray] | None] = field(default_factory=list)

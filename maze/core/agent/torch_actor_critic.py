@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
+from maze.core.agent.policy import Policy
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepInput
 from maze.core.agent.torch_model import TorchModel, check_network_weights
 from maze.core.agent.torch_policy import TorchPolicy
@@ -146,12 +147,12 @@ class TorchActorCritic(TorchModel):
 
 
 def policy_of(model: TorchModel) -> TorchPolicy:
-    """Return the policy in a model that is trained.
+    """Return the policy in a model that is trained; with evolution strategies, any policy with parameters.
 
     :raises ConfigError: There is none.
     """
     if isinstance(model, TorchActorCritic):
         return model.policy
-    if isinstance(model, TorchPolicy):
-        return model
+    if isinstance(model, Policy):
+        return cast("TorchPolicy", model)
     raise ConfigError(f"model: expected a policy or an actor-critic to train, found a {type(model).__name__}.")

@@ -6,8 +6,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,15 +18,11 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, unknown_key_error
 from maze.core.utils.checkpoint import listing
 from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
-from maze.perception.weight_init import mkl_is_slow
 
 logger = logging.getLogger(__name__)
 
 SMALL_LAYER = 256 * 256
 """Largest number of weights of a layer for which one thread is used."""
-# Multiplications in a product of matrices from which oneDNN is faster than MKL.
-_MANY_MULTIPLICATIONS = 2**22
-_ONEDNN: Any = torch.backends.mkldnn  # torch leaves it untyped
 
 
 def resolve_device(device: str, key: str = "device", default: str = "") -> str:
@@ -81,46 +76,6 @@ def threads_for(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def fast_products(parameters: Iterable[torch.Tensor], n_rows: int) -> AbstractContextManager[None]:
-    """Multiply matrices by oneDNN while networks learn, where MKL takes twice the time (processors of AMD).
-
-    :param parameters: Parameters of the networks, each `[...]`.
-    :param n_rows: Rows of a minibatch. If the product with the largest layer is small, MKL computes all products.
-    """
-    n_weights = max((each.numel() for each in parameters if each.ndim == 2 and each.device.type == "cpu"), default=0)
-    is_worth_it = n_rows * n_weights >= _MANY_MULTIPLICATIONS and onednn_is_faster()
-    return _products("bf16") if is_worth_it else nullcontext()
-
-
-def products_of_rare_shapes() -> AbstractContextManager[None]:
-    """Multiply matrices by MKL: oneDNN compiles a kernel for each number of rows, in a third of a millisecond."""
-    return _products("none")
-
-
-@contextmanager
-def _products(precision: str) -> Iterator[None]:
-    """Allow 16 bits (`bf16`), so that torch passes products to oneDNN, which uses 32 bits where there are no units for
-    16, or not (`none`).
-    """
-    before = _ONEDNN.matmul.fp32_precision
-    _ONEDNN.matmul.fp32_precision = precision
-    try:
-        yield
-    finally:
-        _ONEDNN.matmul.fp32_precision = before
-
-
-@cache
-def onednn_is_faster() -> bool:
-    """Return whether MKL is slow on this processor, and oneDNN is as precise as MKL where 16 bits are allowed."""
-    if not (mkl_is_slow() and _ONEDNN.is_available()):
-        return False
-    values = 1.0 + torch.arange(2**16, dtype=torch.float64).view(256, 256) / 2**20  # exact in 32 bits, not in 16
-    with _products("bf16"):
-        product = values.float() @ values.float()
-    return torch.allclose(product.double(), values @ values, rtol=1e-5, atol=0.0)
 
 
 def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
@@ -327,6 +282,16 @@ class TorchModel(ABC):
 
         :param state_dict: A result of :meth:`state_dict`; further groups of weights are ignored.
         :raises CheckpointError: Networks or tensors are missing, left over or of other shapes.
+        """
+
+    def rng_state(self) -> dict[str, Any]:
+        """Return the state of generators: integers and tensors, which load with `weights_only=True`. Default: none."""
+        return {}
+
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of :meth:`rng_state`.
+
+        :param state: The state, which is copied.
         """
 
 

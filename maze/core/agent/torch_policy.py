@@ -77,23 +77,16 @@ class TorchPolicy(NetworksModel, Policy):
         self._rng.bit_generator.state = np.random.PCG64(seed).state
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
 
+    @override(NetworksModel)
     def rng_state(self) -> dict[str, Any]:
-        """Return the state of the policy's generators: integers and tensors, which load with `weights_only=True`."""
         return {"numpy": generator_state(self._rng), "torch": self._torch_generator.get_state()}
 
+    @override(NetworksModel)
     def set_rng_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`rng_state` returned.
-
-        :param state: The state, which is copied.
-        """
         set_generator_state(self._rng, state["numpy"])
         self._torch_generator.set_state(state["torch"])
 
     # -- acting -------------------------------------------------------------------------------------------------------
-
-    @override(Policy)
-    def needs_env(self) -> bool:
-        return self.is_recurrent
 
     @override(Policy)
     def compute_action(

@@ -254,7 +254,9 @@ class BatchedCoreEnv(ABC):
         max_episode_steps: int | None = None,
     ) -> None:
         if list(action_spaces) != list(observation_spaces):
-            raise ConfigError(f"{self}: different sub-steps, {list(action_spaces)} and {list(observation_spaces)}.")
+            raise ConfigError(
+                f"{self}: expected equal sub-steps, found {[*action_spaces]} and {[*observation_spaces]}."
+            )
         self.n_envs = n_envs
         self.action_spaces = dict(action_spaces)
         self.observation_spaces = dict(observation_spaces)

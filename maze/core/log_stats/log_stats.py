@@ -78,9 +78,6 @@ class LogStatsAggregator(LogStatsConsumer):
     :param consumers: Receive the statistics at every :meth:`reduce`; usually the level above or a logger.
     """
 
-    joins_samples: ClassVar[bool] = True
-    """Whether :meth:`receive_columns` takes arrays of samples of many periods where a statistic is a list of them."""
-
     def __init__(self, level: LogStatsLevel, *consumers: LogStatsConsumer) -> None:
         self.level = level
         self.last_stats: LogStats = {}

@@ -10,7 +10,9 @@ import math
 import numbers
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -22,6 +24,7 @@ from maze.core.utils import factory
 from maze.core.utils.import_guard import current_guard, imports_guarded
 
 if TYPE_CHECKING:
+    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import DictConfig
 
     from maze.core.env.maze_env import MazeEnv
@@ -445,6 +448,42 @@ def shown_value(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"{value!r} ({type(value).__name__})"
 
 
+@contextmanager
+def hydra_syntax() -> Iterator[str]:
+    """Return a context without Hydra's warning of the `version_base` that it yields.
+
+    Files may have the documented syntax of Hydra 1.0, `# @package _group_` and `optional: true`, before Hydra 1.4.
+    """
+    from hydra import __version__
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*version_base=")
+        yield "1.1" if __version__ < "1.4" else "1.3"
+
+
+@contextmanager
+def hydra_session(config_module: str, job_name: str = "app") -> Iterator[GlobalHydra]:
+    """Return a context in which configurations can be composed, also within a run of Hydra.
+
+    :param config_module: Python package that holds the configuration files.
+    :param job_name: Name of the job in Hydra's settings.
+    """
+    from hydra import initialize_config_module, version
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    version_base = version.VersionBase.instance()
+    outer = GlobalHydra.instance().hydra, HydraConfig.instance().cfg, version_base.version_base
+    GlobalHydra.instance().hydra = None
+    try:
+        with hydra_syntax() as base:
+            session = initialize_config_module(config_module, job_name=job_name, version_base=base)
+        with session:
+            yield GlobalHydra.instance()
+    finally:
+        GlobalHydra.instance().hydra, HydraConfig.instance().cfg, version_base.version_base = outer
+
+
 def read_hydra_config(config_module: str, config_name: str | None = None, **hydra_overrides: Any) -> DictConfig:
     """Compose a configuration as `maze-run` does.
 
@@ -454,22 +493,16 @@ def read_hydra_config(config_module: str, config_name: str | None = None, **hydr
     :param hydra_overrides: Overrides, such as `env="gym_env"` or `**{"env.name": "CartPole-v1"}`.
     :raises ConfigError: The configuration cannot be composed.
     """
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.singleton import Singleton
+    from hydra import compose
     from hydra.errors import HydraException
     from yaml import YAMLError
 
     overrides = [f"{key}={value_text(value)}" for key, value in hydra_overrides.items()]
-    state_of_caller = Singleton.get_state()
     try:
-        GlobalHydra.instance().clear()
-        with initialize_config_module(config_module, version_base="1.3"):
+        with hydra_session(config_module):
             return compose(config_name or _root_config_name(config_module), overrides=overrides)
     except (HydraException, YAMLError) as error:
         raise ConfigError(f"Configuration of `{config_module}` cannot be composed: {error}") from error
-    finally:
-        Singleton.set_state(state_of_caller)
 
 
 def make_env_from_hydra(config_module: str, config_name: str | None = None, **hydra_overrides: Any) -> MazeEnv[Any]:

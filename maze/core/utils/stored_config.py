@@ -437,12 +437,19 @@ def is_own_package(package: str) -> bool:
 
 
 def own_packages(config: Any) -> set[str]:
-    """Return the user's packages that the classes and functions of a configuration belong to.
+    """Return the user's packages that the names of code in a configuration belong to.
 
     :param config: The configuration in plain containers.
     """
-    targets = (text.value for text in texts_of(config) if text.use == TARGET_KEY and isinstance(text.value, str))
-    return {package for package in {target.partition(".")[0] for target in targets} if is_own_package(package)}
+    named = {_package_named_by(text) for text in texts_of(config) if isinstance(text.value, str)}
+    return {package for package in named if package and is_own_package(package)}
+
+
+def _package_named_by(text: StoredText) -> str:
+    """Return the package of the code that a text may name; empty: it names none."""
+    module, colon, _ = text.value.partition(":")
+    is_name = text.use in (TARGET_KEY, _IMPORTS) or colon or ("." in module and not is_file_name(module))
+    return str(module.partition(".")[0]) if is_name and is_module_name(module) else ""
 
 
 def is_importable(package: str) -> bool:

@@ -52,7 +52,7 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
             where = f"discretization_config.{name}"
             of_action = list(known_spaces(env.action_spaces_dict, name, where, "action").values())
             if any(space != of_action[0] for space in of_action):
-                raise ConfigValueError(f"{where}: the action has different spaces in different sub-steps, {of_action}.")
+                raise ConfigValueError(f"{where}: expected the same space in all sub-steps, found {of_action}.")
             self.grids[name] = grid = _grid(of_action[0], config, where)
             for entries in step_spaces.values():
                 if name in entries:

@@ -158,7 +158,7 @@ class WeighedReward(gymnasium.RewardWrapper[Any, Any], RecordConstructorArgs):
         :raises ConfigError: There is not one number for each weight.
         """
         if np.shape(reward) != self._weights.shape:
-            raise ConfigError(f"env.reward_weights: {self._weights.size} weights for the reward {reward!r}.")
+            raise ConfigError(f"env.reward_weights: expected weights for {reward!r}, found {self._weights.size}.")
         return float(self._weights @ reward)
 
 

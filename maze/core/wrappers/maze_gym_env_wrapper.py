@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -308,9 +309,11 @@ class GymRenderer(Renderer):
         mode = getattr(self.env, "render_mode", None)
         if mode is None and isinstance(self.env, gymnasium.Env):
             modes = self.env.metadata.get("render_modes", [])
-            raise ConfigError(
-                f"{self.env} was made without a render mode; expected `+env.render_mode=...` with one of {modes}."
+            warnings.warn(
+                f"{self.env} is not drawn: it was made without a render mode; use render_mode=... with one of {modes}.",
+                stacklevel=2,
             )
+            return
         picture = latest_picture(self.env)
         if isinstance(picture, str):
             print(picture)

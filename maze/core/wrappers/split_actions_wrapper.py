@@ -93,7 +93,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
                 f"{where}: only one-dimensional Box, MultiDiscrete and MultiBinary actions can be split, found {space}."
             )
         if any(other.shape != space.shape or other.dtype != space.dtype for other in step_spaces):
-            raise ConfigValueError(f"{where}: the action has different shapes or types in different sub-steps.")
+            raise ConfigValueError(f"{where}: expected the same shape and type in all sub-steps, found {step_spaces}.")
         indices = {
             str(part): [int(index) for index in checked_entry(entry, f"{where}.{part}", ("indices",))["indices"]]
             for part, entry in parts.items()

@@ -23,14 +23,14 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _module
 
-from maze.perception import weight_init
+from maze.perception import fast_layers
 
 Place: TypeAlias = int
 """Index of a tensor in the list of all tensors of a program."""
 Places: TypeAlias = Mapping[str, Place]
 Array: TypeAlias = np.ndarray[Any, Any]
 
-ACTIVATIONS = (nn.ReLU, nn.Tanh, weight_init.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
+ACTIVATIONS = (nn.ReLU, nn.Tanh, fast_layers.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
 """The activations of programs."""
 
 # If a subclass replaces one of them, an inherited description does not apply.
@@ -145,7 +145,7 @@ class ProgramReader:
     def layer(self, layer: nn.Module, source: Place) -> Place:
         """Return the output of a linear layer, an activation, or several of them one after the other.
 
-        :param layer: `nn.Linear`, :class:`maze.perception.weight_init.Linear`, `nn.Identity`, one of
+        :param layer: `nn.Linear`, :class:`maze.perception.fast_layers.Linear`, `nn.Identity`, one of
             :data:`ACTIVATIONS`, or a `nn.Sequential` of these.
         :param source: Place of the input, `[..., n_features]` of a linear layer.
         :raises UnreadableError: It is a layer of any other class, or an activation with `inplace=True`.
@@ -157,7 +157,7 @@ class ProgramReader:
             return source
         if kind is nn.Identity:
             return source
-        if isinstance(layer, nn.Linear) and kind in (nn.Linear, weight_init.Linear):
+        if isinstance(layer, nn.Linear) and kind in (nn.Linear, fast_layers.Linear):
             return self._add(Linear(source, self._new_place(), layer))
         if kind in ACTIVATIONS and not getattr(layer, "inplace", False):
             return self._add(Activation(source, self._new_place(), layer))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -37,6 +37,20 @@ def unstack_numpy_list_dict(list_dict: dict[str, np.ndarray]) -> list[dict[str, 
         raise ValueError(f"The arrays have different lengths and cannot be unstacked: {lengths}.")
     n_items = next(iter(lengths.values()), 0)
     return [{key: value[index] for key, value in list_dict.items()} for index in range(n_items)]
+
+
+def mapped(function: Callable[[Any], Any], nested: Any) -> Any:
+    """Apply a function to the values in dictionaries, lists and tuples.
+
+    :param function: Called with each value that is no such container.
+    :param nested: A value, or containers of values, at any depth.
+    :return: The results in new dictionaries and lists of the same structure.
+    """
+    if isinstance(nested, Mapping):
+        return {key: mapped(function, value) for key, value in nested.items()}
+    if isinstance(nested, list | tuple):
+        return [mapped(function, value) for value in nested]
+    return function(nested)
 
 
 def compute_gradient_norm(params: Iterable[torch.Tensor]) -> float:

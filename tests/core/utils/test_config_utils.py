@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -64,6 +65,14 @@ def test_texts_reach_a_composed_configuration_unchanged(path):
     assert (env.name, list(env.sizes)) == (path, [2, path])
 
 
+def test_the_first_composition_of_a_process_keeps_what_plugins_register():
+    compositions = "; ".join(
+        f"print(read_hydra_config('maze.conf', {name!r}).env)" for name in ("conf_rollout", "conf_train")
+    )
+    code = f"from maze.core.utils.config_utils import read_hydra_config; {compositions}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_files_are_read_with_interpolations_and_faults_are_named(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("x: 3\ny: ${x}\n")
@@ -110,13 +119,14 @@ def conf_module(tmp_path, monkeypatch):
 
 
 def test_environments_are_made_from_hydra_configurations_even_within_a_run_of_hydra(conf_module):
-    from hydra import compose, initialize_config_module
+    from hydra import compose, initialize_config_module, version
     from hydra.core.global_hydra import GlobalHydra
 
     overrides = {"env.name": "Acrobot-v1", "wrappers.TimeLimitWrapper.max_episode_steps": 9}
     with initialize_config_module(conf_module, version_base="1.3"):
         env = make_env_from_hydra(conf_module, **overrides)
         assert compose("my_conf").env.name == "CartPole-v1"  # the outer run is unharmed
+        assert str(version.getbase()) == "1.3"
     assert not GlobalHydra.instance().is_initialized()
     assert env.core_env.env.spec.id == "Acrobot-v1"
     assert env._max_episode_steps == 9

@@ -229,3 +229,20 @@ def test_small_files_that_expand_to_large_objects_are_refused(text, tmp_path):
 )
 def test_a_checkout_of_maze_is_no_package_of_the_user(package: str, is_own: bool) -> None:
     assert stored_config.is_own_package(package) is is_own
+
+
+@pytest.mark.parametrize(
+    ("config", "packages"),
+    [
+        ({"env": {"_target_": "tests.envs.Lever"}}, {"tests"}),
+        ({"env": {"name": "tests.envs:Lever-v0", "import": None}}, {"tests"}),
+        ({"env": {"import": ["tests"]}}, {"tests"}),
+        ({"wrappers": {"tests.wrappers.Observer": {"scale": 0.5}}}, {"tests"}),
+        ({"wrappers": [{"plot_function": "tests.plots.plot_stack"}]}, {"tests"}),
+        ({"distribution_mapper_config": [{"distribution": "tests.distributions.Ordered"}]}, {"tests"}),
+        ({"model": {"action_space": "gym.spaces.Box", "non_lin": "torch.nn.ReLU", "network": "tests"}}, set()),
+        ({"data": "tests.csv", "runner": {"objective": "reward.mean"}}, set()),
+    ],
+)
+def test_packages_of_the_user_are_found_wherever_a_configuration_may_name_code(config, packages):
+    assert stored_config.own_packages(config) == packages

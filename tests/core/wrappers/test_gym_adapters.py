@@ -288,7 +288,7 @@ def test_a_reward_of_several_numbers_is_weighed_or_refused_with_what_to_do(regis
     with pytest.raises(EnvironmentContractError, match=r"expected a number as the reward, found .*env.reward_weights"):
         reward()
     assert reward(reward_weights=[3.0, 0.5]) == 4.0
-    with pytest.raises(ConfigError, match=r"env.reward_weights: 3 weights for the reward"):
+    with pytest.raises(ConfigError, match=r"env.reward_weights: expected weights for .*, found 3"):
         reward(reward_weights=[3.0, 0.5, 1.0])
 
 

@@ -32,7 +32,6 @@ from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.vector_env_utils import EpisodeRelay
 from maze.utils.check_env import check_env
 
 
@@ -367,22 +366,3 @@ def test_batched_training_gives_the_weights_of_sequential_training():
     assert one_score == many_score
     for name in one:
         np.testing.assert_array_equal(one[name], many[name])
-
-
-class Silent(Stock):
-    """Without events of its own: all statistics have a value in each step."""
-
-    def fire(self, *arguments: Any, **attributes: Any) -> None:
-        pass
-
-
-def test_episodes_that_end_together_are_passed_on_with_their_own_values():
-    passed, kept = [], []
-    env = BatchedVectorEnv(Silent(6, max_episode_steps=7))
-    env.epoch_stats = EpisodeRelay(passed.append)
-    env.seed(list(range(6)))
-    env.reset()
-    for tick in course(env, 60, np.random.default_rng(0)):
-        kept += tick["episodes"].values()
-    assert max(len(tick["episodes"]) for tick in course(env, 60, np.random.default_rng(1))) > 1
-    assert passed[: len(kept)] == kept

@@ -12,8 +12,9 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.fast_layers import Linear
 from maze.perception.program.network_program import Places, ProgramReader
-from maze.perception.weight_init import Linear, activation_type
+from maze.perception.weight_init import activation_type
 
 
 class DenseBlock(ShapeNormalizationBlock):

@@ -20,8 +20,9 @@ from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, key_list, shape_list
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.fast_layers import is_plain
 from maze.perception.program.network_program import Array, ArrayFunction, FunctionPair, Place, Places, ProgramReader
-from maze.perception.weight_init import activation_type, is_plain
+from maze.perception.weight_init import activation_type
 
 _T = TypeVar("_T")
 # Score of a masked item; finite, so that the result is not NaN where all are masked.

@@ -9,8 +9,8 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.fast_layers import Linear
 from maze.perception.program.network_program import Places, ProgramReader
-from maze.perception.weight_init import Linear
 
 
 class LinearOutputBlock(ShapeNormalizationBlock):

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from maze.core.errors import ConfigError
+from maze.perception.fast_layers import Linear
 from maze.perception.program.network_in_torch import evaluated_by_program
 from maze.perception.program.network_program import Place, Places, ProgramReader
-from maze.perception.weight_init import Linear, activation_type, make_module_init_normc
+from maze.perception.weight_init import activation_type, make_module_init_normc
 
 EMBEDDING = "latent"
 """Key of the shared tensor in the outputs of the policy and in the inputs of the critic."""

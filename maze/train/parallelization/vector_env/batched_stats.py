@@ -143,9 +143,9 @@ class BatchedEpisodeStats:
         self._drop_ended()
         oldest = int(self._starts.min())
         if oldest < self._capacity // 2:
-            self._resize(2 * self._capacity)
+            self._move(0, 2 * self._capacity)
         else:
-            self._move(oldest, -oldest)
+            self._move(-oldest)
 
     def begin(self, rows: np.ndarray, pauses: bool = False) -> None:
         """Begin episodes with the step in progress; values of earlier ones in their environments are dropped.
@@ -203,7 +203,7 @@ class BatchedEpisodeStats:
             of_each = [np.ones(len(r), np.bool_) if c is None else c for r, c in zip(rows, counts, strict=True)]
             episodes = episodes.some(np.concatenate(of_each))
         if len(episodes.rows):
-            columns, occurrences = self._reduced(episodes, receiver.joins_samples)
+            columns, occurrences = self._reduced(episodes, joins=True)
             receiver.receive_columns(columns, len(episodes.rows), occurrences)
 
     def _reduced(
@@ -279,10 +279,11 @@ class BatchedEpisodeStats:
         """
         self._drop_ended()
         n_steps = max((len(entry["present"]) - 1 for entry in state), default=0)
-        while self.n_steps + n_steps + 1 >= self._capacity:
-            self._resize(2 * self._capacity)
-        if self.n_steps < n_steps:
-            self._move(0, n_steps - self.n_steps)
+        capacity = self._capacity
+        while self.n_steps + n_steps + 1 >= capacity:
+            capacity *= 2
+        if n_steps > self.n_steps or capacity > self._capacity:
+            self._move(max(0, n_steps - self.n_steps), capacity)
         self._starts[row] = start = self.n_steps - n_steps
         loaded: set[_Key] = set()
         for entry in state:
@@ -330,16 +331,13 @@ class BatchedEpisodeStats:
         self._undelivered.clear()
         self._latest = None
 
-    def _move(self, start: int, by: int) -> None:
+    def _move(self, by: int, capacity: int = 0) -> None:
+        """Move all steps by a number of steps, those before the first one out of the arrays, or give them more room."""
+        self._capacity = capacity or self._capacity
         for column in self._columns.values():
-            column.move(start, by)
+            column.move(by, self._capacity)
         self._starts += by
         self.n_steps += by
-
-    def _resize(self, capacity: int) -> None:
-        for column in self._columns.values():
-            column.resize(capacity)
-        self._capacity = capacity
 
 
 def _joined(parts: list[Any]) -> np.ndarray | list[Any]:
@@ -421,22 +419,16 @@ class StatColumn:
         is_present: np.ndarray = self.become_sparse().ravel().take(index)
         return values, is_present
 
-    def move(self, start: int, by: int) -> None:
-        """Move the values from step `start` on; free steps have no values.
+    def move(self, by: int, capacity: int) -> None:
+        """Move the values by a number of steps into arrays of a capacity; free steps have no values.
 
-        :param start: First step.
-        :param by: Number of free steps.
+        :param by: Number of steps; negative: the first steps are dropped.
+        :param capacity: Number of steps.
         """
         self.last += by
-        self.array = _moved(self.array, start, by)
+        self.array = _moved(self.array, by, capacity)
         if self.present is not None:
-            self.present = _moved(self.present, start, by)
-
-    def resize(self, capacity: int) -> None:
-        more = ((0, capacity - len(self.array)), (0, 0))
-        self.array = np.pad(self.array, more)
-        if self.present is not None:
-            self.present = np.pad(self.present, more)
+            self.present = _moved(self.present, by, capacity)
 
 
 class _Source(NamedTuple):
@@ -474,7 +466,8 @@ class _Source(NamedTuple):
         return values, np.bincount(episodes, minlength=len(lengths)), lengths - n_present
 
 
-def _moved(old: np.ndarray, start: int, by: int) -> np.ndarray:
-    new = np.zeros_like(old)
-    new[start + by : len(old) + min(by, 0)] = old[start : len(old) - max(by, 0)]
+def _moved(old: np.ndarray, by: int, capacity: int) -> np.ndarray:
+    new = np.zeros((capacity, *old.shape[1:]), old.dtype)
+    kept = old[max(0, -by) : capacity - by]
+    new[max(0, by) :][: len(kept)] = kept
     return new

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, Union
 
 import cloudpickle
-import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
@@ -35,12 +34,10 @@ class SinkHoleConsumer(log_stats.LogStatsConsumer):
 
 
 class EpisodeRelay(log_stats.LogStatsAggregator):
-    """Take the place of a vector environment's epoch statistics and pass the statistics of each episode on.
+    """Take the place of the epoch statistics of single environments and pass the statistics of each episode on.
 
     :param pass_on: Receives the statistics.
     """
-
-    joins_samples = False
 
     def __init__(self, pass_on: Callable[[log_stats.LogStats], None]) -> None:
         super().__init__(log_stats.LogStatsLevel.EPOCH)
@@ -49,20 +46,6 @@ class EpisodeRelay(log_stats.LogStatsAggregator):
     @override(log_stats.LogStatsAggregator)
     def receive(self, stat: log_stats.LogStats) -> None:
         self._pass_on(stat)
-
-    @override(log_stats.LogStatsAggregator)
-    def receive_later(self, deliver: Callable[[], None]) -> None:
-        deliver()
-
-    @override(log_stats.LogStatsAggregator)
-    def receive_columns(
-        self,
-        columns: Mapping[log_stats.LogStatsKey, np.ndarray | list[Any]],
-        n_periods: int,
-        occurrences: Mapping[log_stats.LogStatsKey, np.ndarray] | None = None,
-    ) -> None:
-        for stat in log_stats.split_columns(columns, n_periods, occurrences):
-            self._pass_on(stat)
 
 
 def disable_epoch_level_stats(env: LogStatsWrapper) -> None:

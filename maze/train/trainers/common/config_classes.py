@@ -140,7 +140,7 @@ class ActorCriticConfig(AlgorithmConfig):
     sequence_length = 0
     """Maximum number of steps of truncated back-propagation through time; 0: no limit. PPO's field."""
     value_clip_range = cast("float | None", None)
-    """How far one update may move a predicted value before it stops earning gradient. PPO's field."""
+    """Change of a predicted value in an update from which its loss is clipped. PPO's field."""
 
     epoch_length: int = 25
     """Number of updates per epoch. Each update collects one rollout; each epoch ends with an evaluation."""
@@ -155,7 +155,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """Number of steps taken in each environment for a rollout."""
 
     lr: Amount = 0.0005
-    """Learning rate of the Adam optimizer at the start of the run. 0 shows how good the initial policy is."""
+    """Learning rate of the Adam optimizer at the start of the run. 0 evaluates the initial policy."""
 
     gamma: Share = 0.98
     """Discount per environment step."""
@@ -176,13 +176,13 @@ class ActorCriticConfig(AlgorithmConfig):
     """The gradient is scaled down to this norm where it is larger; 0 leaves it alone."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
+    """Device of the networks: `cpu`, `cuda`, or `cuda:<index>`."""
 
     advantage_normalization: bool = field(default=True, kw_only=True)
     """Whether the advantages of each minibatch are shifted and scaled to mean 0 and standard deviation 1."""
 
     lr_schedule: str = field(default="constant", kw_only=True)
-    """How the learning rate develops: `constant`, or `linear` or `cosine` to zero at the end of `n_epochs`."""
+    """Schedule of the learning rate: `constant`, or `linear` or `cosine` to zero at the end of `n_epochs`."""
 
     optimizer_eps: Positive = field(default=1e-5, kw_only=True)
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
@@ -194,13 +194,13 @@ class ActorCriticConfig(AlgorithmConfig):
     """Factor of that weight after each epoch in which the policy learns; 1: constant."""
 
     reward_centering: Share = field(default=0.0, kw_only=True)
-    """How fast the estimate of the average reward follows each rollout, above 0 to 1; the estimate is subtracted from
-    the rewards, and `gamma` may be 1. For problems without an end that are judged by averages; 0: off."""
+    """Rate at which the estimate of the average reward follows each rollout, above 0 to 1. The estimate is subtracted
+    from the rewards, and `gamma` may be 1. For problems without an end that are judged by averages; 0: off."""
 
     reward_scaling: bool = field(default=False, kw_only=True)
     """Whether rewards are divided by the running standard deviation of the discounted return, and clipped to
-    [-10, 10], for learning only: statistics and evaluations keep the environment's. With `reward_centering`, what is
-    left of them is divided by the standard deviation of the value targets, and not clipped."""
+    [-10, 10], for learning only: statistics and evaluations keep the environment's. With `reward_centering`, the
+    centred rewards are divided by the standard deviation of the value targets, and not clipped."""
 
     constraints: Sequence[str] = field(default_factory=list, kw_only=True)
     """Limits on statistics of events or on KPIs that the policy learns to keep (PPO, A2C), such as `late_share <= 0.05`

@@ -17,7 +17,7 @@ from maze.console.runs import TrainingProgress, print_header
 from maze.console.streams import lasting_console
 from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import policy_of
-from maze.core.agent.torch_model import TargetNetworks, TorchModel, fast_products, resolve_device
+from maze.core.agent.torch_model import TargetNetworks, TorchModel, resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
@@ -28,6 +28,7 @@ from maze.core.rollout.batched_acting import EpisodesInterrupted, interrupted_if
 from maze.core.utils.checkpoint import load_into, load_state, save_state
 from maze.core.utils.files import upload_changes
 from maze.core.utils.update_profile import UpdateProfile
+from maze.perception.fast_layers import fast_products
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.learning import UpdateStats

@@ -38,34 +38,34 @@ class DQNAlgorithmConfig(ReplayConfig):
 
     dueling: bool = True
     """Whether the critic predicts the value of states and the policy's logits are advantages (Wang et al. 2016).
-    Otherwise the logits are the values of actions, and the critic has no part in it."""
+    Otherwise the logits are the values of actions, and the critic is unused."""
 
     n_step_returns: Count = 1
     """Number of environment steps whose rewards precede the bootstrapped value (Hessel et al. 2018)."""
 
     prioritized: bool = False
-    """Whether steps with large errors are drawn more often (Schaul et al. 2016)."""
+    """Whether steps with large errors are sampled more often (Schaul et al. 2016)."""
 
     priority_alpha: Share = 0.6
-    """Power of the errors in the probability of being drawn; 0 draws all equally often."""
+    """Exponent of the errors in the sampling probability; 0 samples uniformly."""
 
     priority_beta: Share = 0.4
-    """Power of the importance weights at the start; it rises to 1 while the exploration falls."""
+    """Initial exponent of the importance weights; it rises to 1 while the exploration falls."""
 
     initial_epsilon: Share = 1.0
-    """Share of actions drawn at random at first."""
+    """Initial share of random actions."""
 
     final_epsilon: Share = 0.05
-    """Share of actions drawn at random after `epsilon_decay_steps`."""
+    """Share of random actions after `epsilon_decay_steps`."""
 
     epsilon_decay_steps: Count = 10000
     """Number of environment steps, all environments together, in which the share falls linearly."""
 
     tau: Share = 1.0
-    """How far the target networks move towards the learned ones at a time: 1 all the way (Mnih et al. 2015)."""
+    """Step size of the target networks towards the learned ones; 1 copies the weights (Mnih et al. 2015)."""
 
     target_update_interval: Count = 250
-    """The target networks move after every so many batches."""
+    """Number of batches between two steps of the target networks."""
 
     max_grad_norm: Amount = 10.0
     """Gradients are scaled down to this norm where they are larger; 0 leaves them alone."""
@@ -74,7 +74,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     """Adam's epsilon."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
+    """Device of the networks: `cpu`, `cuda`, or `cuda:<index>`."""
 
     batch_size: Count = 64
     """Number of transitions in a batch."""
@@ -83,7 +83,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     """Number of batches to learn from in each update."""
 
     num_actors: Count = 1
-    """Number of environments that transitions are collected in, by turns."""
+    """Number of environments that collect transitions."""
 
     n_rollout_steps: Count = 1
     """Number of environment steps of a rollout."""
@@ -97,7 +97,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     learn the same."""
 
     replay_buffer_size: Count = 100000
-    """Most transitions that are kept; the oldest ones make room."""
+    """Maximum number of transitions; the oldest ones are replaced."""
 
     initial_buffer_size: Count = 1000
     """Number of transitions collected by the initial sampling policy before learning."""
@@ -112,7 +112,7 @@ class DQNAlgorithmConfig(ReplayConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
-    """Evaluates the policy between epochs (or its configuration); `None`: training episodes judge it."""
+    """Evaluates the policy between epochs (or its configuration); `None`: training episodes select the model."""
 
     risk: str | None = None
     """Objective of risk: actions are chosen by `cvar:0.1`, the mean of the worst tenth of the quantiles of the return,

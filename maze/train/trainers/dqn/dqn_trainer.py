@@ -49,9 +49,9 @@ class Factor(NamedTuple):
 
     head: str
     part: slice
-    """Its part of the head's logits."""
+    """Slice of the head's logits."""
     place: int
-    """Its place in the head's actions."""
+    """Index in the head's actions."""
 
     def of(self, actions: Mapping[str, Any]) -> Any:
         """Return the chosen actions, `[B]`: a view, where the actions allow it.

@@ -24,7 +24,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Number of passes over the training data; 0: until an interrupt."""
 
     device: str = "cuda"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, the default means `cpu`."""
+    """Device of the networks: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, the default means `cpu`."""
 
     batch_size: Count = 100
     """Number of environment steps in a minibatch."""
@@ -42,7 +42,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Number of episodes per evaluation; 0: the policy is evaluated on validation data only."""
 
     max_episode_steps: Natural = 0
-    """Evaluation episodes are cut off after this number of steps; 0: never."""
+    """Evaluation episodes are truncated after this number of steps; 0: never."""
 
     optimizer: Any = field(default_factory=default_optimizer)
     """Configuration of the optimizer; it gets the parameters as `params`."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from maze.core.agent.returns import ReturnFunction, Returns, Trajectories, sum_up
 from maze.core.annotations import override
+from maze.train.utils.train_utils import mapped
 
 if TYPE_CHECKING:
     from maze.distributions.dict import DictProbabilityDistribution
@@ -197,12 +198,10 @@ def from_logits(
     :param device: Device of the computation; `None`: that of the tensors.
     """
     if device is not None:
-        behaviour_policy_logits, target_policy_logits, actions = (
-            [{key: tensor.to(device) for key, tensor in substep.items()} for substep in substeps]
-            for substeps in (behaviour_policy_logits, target_policy_logits, actions)
+        behaviour_policy_logits, target_policy_logits, actions, discounts, rewards, values, bootstrap_value = mapped(
+            lambda tensor: tensor.to(device),
+            (behaviour_policy_logits, target_policy_logits, actions, discounts, rewards, values, bootstrap_value),
         )
-        discounts, rewards = discounts.to(device), rewards.to(device)
-        values, bootstrap_value = ([t.to(device) for t in tensors] for tensors in (values, bootstrap_value))
     behaviour, _ = log_probs_from_logits_and_actions_and_spaces(behaviour_policy_logits, actions, distribution_mapper)
     target, _ = log_probs_from_logits_and_actions_and_spaces(target_policy_logits, actions, distribution_mapper)
     log_rhos = get_log_rhos(target, behaviour)

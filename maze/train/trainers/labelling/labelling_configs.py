@@ -15,7 +15,7 @@ class LabellingConfig(AlgorithmConfig):
     """Hyperparameters of a :class:`~maze.train.trainers.labelling.labelling_trainer.LabellingTrainer`."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
+    """Device of the networks: `cpu`, `cuda`, or `cuda:<index>`."""
 
     patience: int = 0
     """Number of evaluations without improvement that end the run; 0: any number."""
@@ -38,9 +38,9 @@ class LabellingConfig(AlgorithmConfig):
 
 @dataclass
 class DCLConfig(LabellingConfig):
-    """Hyperparameters of :class:`~maze.train.trainers.labelling.dcl_trainer.DCL`."""
+    """Hyperparameters of :class:`~maze.train.trainers.labelling.labelling_algorithms.DCL`."""
 
-    trainer = "maze.train.trainers.labelling.dcl_trainer.DCL"
+    trainer = "maze.train.trainers.labelling.labelling_algorithms.DCL"
 
     n_epochs: int = 0
     """Number of epochs, each of which is a generation; 0: `generations`."""
@@ -65,7 +65,7 @@ class DCLConfig(LabellingConfig):
     configuration; `null`: 0."""
 
     confidence: float = 0.8
-    """Of the intervals that end the comparison of a candidate with the action of the current policy."""
+    """Confidence of the intervals that end the comparison of a candidate with the action of the current policy."""
 
     candidates: int = 64
     """Candidate actions of a decision at most."""
@@ -78,7 +78,7 @@ class DCLConfig(LabellingConfig):
     """Share of random actions on the way to the labelled decisions."""
 
     states_per_update: Count = 100
-    """Number of episodes that are played side by side to reach decisions; each gives one."""
+    """Number of simultaneous episodes in which decisions are collected, one decision from each."""
 
     n_passes: Count = 40
     """Number of passes over the labelled decisions, with a learning rate that decays to zero."""
@@ -99,10 +99,10 @@ class DCLConfig(LabellingConfig):
 
 @dataclass
 class SelfLabellingConfig(LabellingConfig):
-    """Hyperparameters of :class:`~maze.train.trainers.labelling.self_labelling_trainer.SelfLabelling`."""
+    """Hyperparameters of :class:`~maze.train.trainers.labelling.labelling_algorithms.SelfLabelling`."""
 
     name = "self_labelling"
-    trainer = "maze.train.trainers.labelling.self_labelling_trainer.SelfLabelling"
+    trainer = "maze.train.trainers.labelling.labelling_algorithms.SelfLabelling"
 
     n_epochs: int = 20
     """Number of epochs; 0: until early stopping."""
@@ -120,7 +120,7 @@ class SelfLabellingConfig(LabellingConfig):
     """Number of passes over the best solutions of an update."""
 
     lr_schedule: str = "constant"
-    """How the learning rate develops: `constant`, or `linear` or `cosine` to zero at the end of `n_epochs`."""
+    """Schedule of the learning rate: `constant`, or `linear` or `cosine` to zero at the end of `n_epochs`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

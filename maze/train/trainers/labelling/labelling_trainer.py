@@ -16,7 +16,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.log_stats.event_decorators import define_epoch_stats
 from maze.core.utils.seeding import generator_state, set_generator_state
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
-from maze.planning.branches import ArrayBranches, Branches, SingleBranches, chance_in, simulation_of, stack_of
+from maze.planning.branches import Branches, branches_of, chance_in, simulation_of, stack_of
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Losses, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
@@ -162,13 +162,8 @@ class Copies:
         :param single: Whether single environments are needed.
         :param gamma: Discount factor.
         """
-        branches: Branches
-        limit = None
-        if single or self._arrays is None:
-            branches = SingleBranches(stack_of(self._env)[0], gamma)
-        else:
-            env, limit = self._arrays
-            branches = ArrayBranches(env.batch, gamma)
+        simulation, limit = (None if single else self._arrays) or (None, None)
+        branches = branches_of(stack_of(self._env)[0], simulation, gamma)
         self._resources.callback(branches.close)
         return branches, limit
 

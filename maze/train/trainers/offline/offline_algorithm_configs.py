@@ -26,7 +26,7 @@ class OfflineConfig(AlgorithmConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
+    """Device of the networks: `cpu`, `cuda`, or `cuda:<index>`."""
 
     lr: Positive = 3e-4
     """Learning rate of Adam."""

@@ -24,16 +24,16 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     """Number of environment steps in a minibatch."""
 
     n_optimization_epochs: Count = 4
-    """How often each rollout is used for optimization."""
+    """Number of passes over each rollout."""
 
     clip_range: float = 0.2
-    """How far the policy ratio may move from 1 before it stops earning gradient. Typical: 0.1 to 0.3."""
+    """Distance of the policy ratio from 1 from which the objective is clipped. Typical: 0.1 to 0.3."""
 
     rollout_evaluator: Evaluator | Mapping[str, Any] = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""
 
     value_clip_range: Positive | None = field(default=None, kw_only=True)
-    """How far one update may move a predicted value before it stops earning gradient; `null` does not limit it."""
+    """Change of a predicted value in an update from which its loss is clipped; `null`: no limit."""
 
     target_kl: Positive | None = field(default=None, kw_only=True)
     """A rollout is not used any further when the policy has moved farther than 1.5 times this KL divergence from the

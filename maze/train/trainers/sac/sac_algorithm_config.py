@@ -41,7 +41,7 @@ class SACAlgorithmConfig(ReplayConfig):
     """The gradients of policy and critics are scaled down to this norm where they are larger; 0 leaves them alone."""
 
     num_actors: Count = 1
-    """Number of environments that rollouts are collected in, by turns."""
+    """Number of environments that collect rollouts."""
 
     batch_size: Count = 100
     """Number of transitions (or rollouts, where they are not split) in a batch."""
@@ -50,13 +50,13 @@ class SACAlgorithmConfig(ReplayConfig):
     """Number of batches to learn from in each update."""
 
     tau: Share = 0.005
-    """How far the target networks move towards the critics at a time: 0 not at all, 1 all the way."""
+    """Step size of the target networks towards the critics; 1 copies the weights."""
 
     target_update_interval: Count = 1
-    """The target networks move after every so many batches."""
+    """Number of batches between two steps of the target networks."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
+    """Device of the networks: `cpu`, `cuda`, or `cuda:<index>`."""
 
     entropy_tuning: bool = True
     """Whether the entropy coefficient is learned, so that the policy keeps its target entropy."""
@@ -68,10 +68,10 @@ class SACAlgorithmConfig(ReplayConfig):
     """Learning rate of the entropy coefficient."""
 
     split_rollouts_into_transitions: bool = True
-    """Whether the replay buffer holds single transitions; otherwise whole rollouts are kept and drawn."""
+    """Whether the replay buffer holds single transitions instead of whole rollouts."""
 
     replay_buffer_size: Count = 1000000
-    """Most transitions (or rollouts) that are kept; the oldest ones make room."""
+    """Maximum number of transitions (or rollouts); the oldest ones are replaced."""
 
     initial_buffer_size: Count = 10000
     """Number of transitions (or rollouts) collected by the initial sampling policy before learning."""
@@ -91,7 +91,7 @@ class SACAlgorithmConfig(ReplayConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
-    """Evaluates the policy between epochs (or its configuration); `None`: training episodes judge it."""
+    """Evaluates the policy between epochs (or its configuration); `None`: training episodes select the model."""
 
     collect_ahead: bool | None = field(default=None, kw_only=True)
     """Whether rollouts are collected while the networks learn from those before, with the policy of one update ago;
@@ -99,7 +99,7 @@ class SACAlgorithmConfig(ReplayConfig):
     learn the same."""
 
     critic_burn_in_epochs: Natural = field(default=0, kw_only=True)
-    """Number of epochs at the start in which the critics learn alone and the policy stays as it is."""
+    """Number of epochs at the start in which only the critics learn."""
 
     optimizer_eps: Positive = field(default=1e-8, kw_only=True)
     """Adam's epsilon: larger values damp steps where gradients are tiny."""

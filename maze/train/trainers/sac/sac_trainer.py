@@ -38,7 +38,7 @@ from maze.train.trainers.common.replay_buffer.transitions import TensorDict, Tra
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_events import SACEvents
-from maze.train.utils.train_utils import Part
+from maze.train.utils.train_utils import Part, mapped
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicySubStepOutput
@@ -203,13 +203,13 @@ class ActionDraw:
     actions: TensorDict = field(default_factory=dict)
     """By head; those of `Box` heads with gradients. Empty where expectations over all actions take their place."""
     log_probs: TensorDict = field(default_factory=dict)
-    """Of the drawn actions, by head."""
+    """Log-probabilities of the sampled actions, by head."""
     expected_log_probs: TensorDict = field(default_factory=dict)
     """Minus the entropy of each head `[B]`: exact for choices, that of the drawn action for `Box`."""
 
     @property
     def expected_log_prob(self) -> Tensor:
-        """Of the joint action: the sum over heads.
+        """Return the expected log-probability of the joint action, the sum over heads.
 
         :return: `[batch]`.
         """
@@ -562,15 +562,13 @@ class SAC(ReplayTrainer):
             def alternatives(actions: TensorDict, key: Key = key) -> Tensor:
                 n_options = len(next(iter(actions.values())))
 
-                def for_each(of_keys: dict[Key, TensorDict]) -> dict[Key, TensorDict]:
-                    # one batch dimension: networks with convolutions or normalization take no other
-                    def repeated(tensor: Tensor) -> Tensor:
-                        return tensor.detach().repeat(n_options, *[1] * (tensor.dim() - 1))
+                # one batch dimension: networks with convolutions or normalization take no other
+                def repeated(tensor: Tensor) -> Tensor:
+                    return tensor.detach().repeat(n_options, *[1] * (tensor.dim() - 1))
 
-                    return {key: {name: repeated(one) for name, one in each.items()} for key, each in of_keys.items()}
-
+                seen, taken = mapped(repeated, (observations, drawn))
                 own = {name: tensor.flatten(0, 1) for name, tensor in actions.items()}
-                return value(for_each(observations), {**for_each(drawn), key: own}).view(n_options, -1)
+                return value(seen, {**taken, key: own}).view(n_options, -1)
 
             of_choices = choice_values(self.spaces[at], draws[at].logits, draws[at].actions, alternatives)
             if of_choices is not None:

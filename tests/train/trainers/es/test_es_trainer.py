@@ -11,6 +11,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_module
 
+from maze.core.agent.policy import Policy
+from maze.core.agent.torch_model import TorchModel
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext
 from maze.core.utils.checkpoint import load_state
@@ -58,6 +60,56 @@ def test_structured_and_continuous_environments_are_trained(make_env):
     before = get_flat_parameters(build_trainer(make_env).policy)
     after = get_flat_parameters(trained(make_env=make_env).policy)
     assert (before != after).float().mean() > 0.9
+
+
+class PushesFirst(Policy, TorchModel):
+    """A documented policy wrapper: a heuristic takes the first action, the network the others."""
+
+    def __init__(self, torch_policy):
+        super().__init__(torch_policy.device)
+        self.torch_policy, self.n_actions = torch_policy, 0
+
+    def compute_action(self, observation, maze_state=None, env=None, actor_id=None, deterministic=False):
+        self.n_actions += 1
+        if self.n_actions == 1:
+            return {"action": 1}
+        return self.torch_policy.compute_action(observation, maze_state, env, actor_id, deterministic)
+
+    def seed(self, seed):
+        self.n_actions = 0
+        self.torch_policy.seed(seed)
+
+    def parameters(self):
+        return self.torch_policy.parameters()
+
+    def eval(self):
+        self.torch_policy.eval()
+
+    def train(self):
+        self.torch_policy.train()
+
+    def to(self, device):
+        self.torch_policy.to(device)
+
+    def state_dict(self):
+        return self.torch_policy.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.torch_policy.load_state_dict(state_dict)
+
+
+def test_a_policy_around_the_network_acts_and_is_trained(tmp_path):
+    checkpoint = tmp_path / "latest.pt"
+    trainer = build_trainer_of(PushesFirst(build_policy(cartpole())), checkpoint)
+    before = get_flat_parameters(trainer.policy)
+    trainer.train(rollouts_of(cartpole), n_epochs=2)
+    assert trainer.policy.n_actions > 1
+    assert (before != get_flat_parameters(trainer.policy)).float().mean() > 0.9
+    resumed = build_trainer_of(PushesFirst(build_policy(cartpole())))
+    resumed.load_state(checkpoint)
+    for each in (trainer, resumed):
+        each.train(rollouts_of(cartpole), n_epochs=1)
+    assert torch.equal(get_flat_parameters(trainer.policy), get_flat_parameters(resumed.policy))
 
 
 @pytest.mark.parametrize("optimizer", ["adam.Adam", "sgd.SGD"])

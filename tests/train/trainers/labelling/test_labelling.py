@@ -26,10 +26,15 @@ from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.planning.planner import Planner
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 from maze.train.trainers.imitation.bc_loss import BCLoss
-from maze.train.trainers.labelling.dcl_trainer import DCL, label_weight
+from maze.train.trainers.labelling.labelling_algorithms import (
+    DCL,
+    SelfLabelling,
+    best_of_each,
+    conditional_gumbel,
+    label_weight,
+)
 from maze.train.trainers.labelling.labelling_configs import DCLConfig, SelfLabellingConfig
 from maze.train.trainers.labelling.labelling_trainer import LabelledDecisions
-from maze.train.trainers.labelling.self_labelling_trainer import SelfLabelling, best_of_each, conditional_gumbel
 from maze_envs.scheduling.job_shop import JobShopEnv
 
 

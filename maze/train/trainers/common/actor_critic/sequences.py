@@ -1,4 +1,4 @@
-"""What one actor does in a rollout: sequences for recurrent networks, and trajectories with rewards of its own.
+"""The steps of one actor in a rollout: sequences for recurrent networks, and trajectories with rewards of its own.
 
 Recurrent networks are unrolled over sequences, the observations of an actor in an episode.
 
@@ -26,6 +26,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import RolloutColumns, has_known_reward
 from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, StepRun
+from maze.train.utils.train_utils import mapped
 
 Place = tuple[int, int]
 """(tick, environment)"""
@@ -52,7 +53,7 @@ class Sequences:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each sequence begins in the order, `[n_sequences]`."""
+        """Position of the first step of each sequence in the order, `[n_sequences]`."""
         return np.asarray(np.cumsum(self.lengths) - self.lengths)
 
     def runs(self, groups: Sequence[PackedRows]) -> ModelRuns:
@@ -108,9 +109,8 @@ class Sequences:
     def _with_states_of(self, sequences: Sequences, indices: np.ndarray) -> Sequences:
         """Copy the states of some of these sequences to others."""
         index = torch.from_numpy(indices)
-        sequences.policy_states, sequences.critic_states = (
-            [{key: tensor[index.to(tensor.device)] for key, tensor in states.items()} for states in of_substeps]
-            for of_substeps in (self.policy_states, self.critic_states)
+        sequences.policy_states, sequences.critic_states = mapped(
+            lambda states: states[index.to(states.device)], (self.policy_states, self.critic_states)
         )
         return sequences
 

@@ -21,12 +21,12 @@ from maze.core.agent.policy import HiddenStates
 from maze.core.agent.returns import GAE, ReturnFunction, Trajectories, next_values_from
 from maze.core.agent.state_critic_input_output import StateCriticOutput
 from maze.core.agent.torch_actor_critic import TorchActorCritic
-from maze.core.agent.torch_model import products_of_rare_shapes
 from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout import rollout_columns
+from maze.perception.fast_layers import products_of_rare_shapes
 from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout, Sequences, split_by_actor
 
 __all__ = ["GAE", "PolicyBatch", "RolloutBatch", "value_rollout"]

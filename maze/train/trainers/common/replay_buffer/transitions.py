@@ -20,6 +20,7 @@ from torch import Tensor
 from maze.core.env.space_values import usual_values
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.train.utils.train_utils import mapped
 
 Arrays = dict[str, np.ndarray]
 TensorDict = dict[str, Tensor]
@@ -29,17 +30,17 @@ TensorDict = dict[str, Tensor]
 class TransitionRows:
     """Rows to be added, one for each environment step; all arrays start with the dimension of the rows.
 
-    :param actions: Of each actor of the step, by action head.
+    :param actions: Actions of each actor of the step, by action head.
     """
 
     observations: list[Arrays]
-    """Of each actor of the step."""
+    """Observations of each actor of the step."""
     actions: list[Arrays]
     rewards: np.ndarray
     """float32 `[n, n_actors]`"""
     next_observation: Arrays
-    """What the first actor saw after the step: the true last observation where the episode was cut off. Where nothing
-    of it counts (the episode terminated, or ended in mid-step) any observation of the first actor."""
+    """Observation of the first actor after the step: the last one where the episode was truncated. Where it does not
+    count (the episode terminated, or ended in mid-step) any observation of the first actor."""
     terminated: np.ndarray
     """bool `[n]`"""
     n_substeps: np.ndarray
@@ -55,13 +56,7 @@ class TransitionRows:
 
         :param chosen: bool `[n]`.
         """
-
-        def of(value: Any) -> Any:
-            if isinstance(value, list):
-                return [of(each) for each in value]
-            return {key: of(each) for key, each in value.items()} if isinstance(value, dict) else value[chosen]
-
-        return TransitionRows(**{name: of(value) for name, value in vars(self).items()})
+        return TransitionRows(**mapped(lambda values: values[chosen], vars(self)))
 
 
 @dataclass
@@ -171,9 +166,11 @@ class TransitionColumns:
         """Number of rows ever added."""
         self.all_complete = True
         """Whether no row with fewer sub-steps was ever added."""
-        self.observations = [_allocate(capacity, part) for part in observations]
-        self.actions = [_allocate(capacity, part) for part in actions]
-        self.next_observation = _allocate(capacity, observations[0])
+        # at most float32, in which networks compute
+        self.observations, self.actions, self.next_observation = mapped(
+            lambda one: np.zeros((capacity, *one.shape), np.float32 if one.dtype == np.float64 else one.dtype),
+            (observations, actions, observations[0]),
+        )
         self.rewards = np.zeros((capacity, len(self.actors)), np.float32)
         self.terminated = np.zeros(capacity, np.bool_)
         self.n_substeps = np.zeros(capacity, np.int64)
@@ -187,11 +184,7 @@ class TransitionColumns:
         :param actors: Actors of an environment step.
         :param rows: Rows with the shapes and types of all arrays.
         """
-        observations, actions = (
-            [{key: array[0].copy() for key, array in part.items()} for part in parts]
-            for parts in (rows.observations, rows.actions)
-        )
-        return cls(capacity, actors, observations, actions)
+        return cls(capacity, actors, *mapped(lambda array: array[0].copy(), (rows.observations, rows.actions)))
 
     def __len__(self) -> int:
         return min(self.n_added, self.capacity)
@@ -248,18 +241,14 @@ class TransitionColumns:
             complete = (next_rows >= 0) & (n_observed >= len(self.actors))
             following = np.where(complete, following, slots)  # there has to be something valid
             has_next_step = torch.from_numpy(complete).to(device)
-            next_observations += [_take(arrays, following, device) for arrays in self.observations[1:]]
-        n_substeps = None if self.all_complete else torch.from_numpy(self.n_substeps[slots]).to(device)
+            next_observations += _take(self.observations[1:], following, device)
+        observations, actions, rewards, terminated = _take(
+            (self.observations, self.actions, self.rewards, self.terminated), slots, device
+        )
+        n_substeps = None if self.all_complete else _take(self.n_substeps, slots, device)
         return TransitionBatch(
-            actors=self.actors,
-            observations=[_take(arrays, slots, device) for arrays in self.observations],
-            actions=[_take(arrays, slots, device) for arrays in self.actions],
-            rewards=torch.from_numpy(self.rewards.take(slots, 0)).to(device),
-            next_observations=next_observations,
-            terminated=torch.from_numpy(self.terminated.take(slots)).to(device),
-            n_substeps=n_substeps,
-            has_next_step=has_next_step,
-            slots=slots,
+            *(self.actors, observations, actions, rewards, next_observations),
+            *(terminated, n_substeps, has_next_step, slots),
         )
 
     def n_step_returns(self, slots: np.ndarray, n_steps: int, gamma: float, device: str) -> NStepReturns:
@@ -287,7 +276,7 @@ class TransitionColumns:
         if not self.all_complete:
             position = self.n_substeps[last] % len(self.actors)
             next_actor = torch.from_numpy(position).to(device)
-            next_observations += [_take(arrays, last, device) for arrays in self.observations[1:]]
+            next_observations += _take(self.observations[1:], last, device)
             discounts[position == 0] *= gamma
         else:
             discounts *= gamma
@@ -324,14 +313,6 @@ class TransitionColumns:
         return {**named, **{f"{group}/{key}": array for group, part in groups.items() for key, array in part.items()}}
 
 
-def _allocate(capacity: int, like: Arrays) -> Arrays:
-    """Allocate columns, of at most float32, in which networks compute."""
-    return {
-        key: np.zeros((capacity, *array.shape), np.float32 if array.dtype == np.float64 else array.dtype)
-        for key, array in like.items()
-    }
-
-
 def _write(own: Arrays, slots: Any, given: Mapping[str, np.ndarray], what: str) -> None:
     for key, array in own.items():
         value = given.get(key)
@@ -344,6 +325,6 @@ def _write(own: Arrays, slots: Any, given: Mapping[str, np.ndarray], what: str) 
         array[slots] = value
 
 
-def _take(arrays: Arrays, slots: np.ndarray, device: str) -> TensorDict:
-    tensors = {key: torch.from_numpy(array.take(slots, 0)) for key, array in arrays.items()}
-    return tensors if device == "cpu" else {key: tensor.to(device) for key, tensor in tensors.items()}
+def _take(arrays: Any, slots: np.ndarray, device: str) -> Any:
+    """Return rows of nested arrays as tensors."""
+    return mapped(lambda array: torch.from_numpy(array.take(slots, 0)).to(device), arrays)

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from maze.api.run_context import RunContext
-from maze.core.agent import torch_model
-from maze.core.agent.torch_model import fast_products, onednn_is_faster
-from maze.perception.weight_init import Linear
+from maze.perception import fast_layers
+from maze.perception.fast_layers import Linear, fast_products, onednn_is_faster
 
 SETTINGS = torch.backends.mkldnn.matmul
 
@@ -40,7 +39,7 @@ def test_losses_and_gradients_equal_those_of_mkl(n_rows, width):
     [(True, 64, 256, "bf16"), (True, 63, 256, None), (False, 64, 256, None), (True, 1, 3000, "bf16")],
 )
 def test_only_large_products_change_the_setting_until_the_end(monkeypatch, is_faster, n_rows, width, setting):
-    monkeypatch.setattr(torch_model, "onednn_is_faster", lambda: is_faster)
+    monkeypatch.setattr(fast_layers, "onednn_is_faster", lambda: is_faster)
     before = SETTINGS.fp32_precision
     with pytest.raises(ZeroDivisionError), fast_products(network(width).parameters(), n_rows):
         _ = 1 / (SETTINGS.fp32_precision != (setting or before))
@@ -49,7 +48,7 @@ def test_only_large_products_change_the_setting_until_the_end(monkeypatch, is_fa
 
 @pytest.mark.parametrize(("n_rows", "is_by_mkl"), [(4096, True), (4097, False)])
 def test_linear_layers_compute_small_products_by_mkl(monkeypatch, n_rows, is_by_mkl):
-    monkeypatch.setattr(torch_model, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(fast_layers, "onednn_is_faster", lambda: True)
     linear, seen = torch.nn.functional.linear, []
     monkeypatch.setattr(
         torch.nn.functional, "linear", lambda *args: (seen.append(SETTINGS.fp32_precision), linear(*args))[1]
@@ -64,14 +63,14 @@ def test_linear_layers_compute_small_products_by_mkl(monkeypatch, n_rows, is_by_
 
 
 def test_networks_without_matrices_have_nothing_to_multiply(monkeypatch):
-    monkeypatch.setattr(torch_model, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(fast_layers, "onednn_is_faster", lambda: True)
     before = SETTINGS.fp32_precision
     with fast_products(nn.Conv2d(64, 64, 3).parameters(), 10**9):
         assert SETTINGS.fp32_precision == before
 
 
 def test_runs_with_large_minibatches_learn_by_fast_products(monkeypatch):
-    monkeypatch.setattr(torch_model, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(fast_layers, "onednn_is_faster", lambda: True)
     before, seen = SETTINGS.fp32_precision, []
     adam = torch._fused_adam_
     monkeypatch.setattr(torch, "_fused_adam_", lambda *a, **k: (seen.append(SETTINGS.fp32_precision), adam(*a, **k))[1])
