@@ -358,6 +358,7 @@ def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: 
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
+
 def _copied(values: Any) -> Any:
     """Copy arrays, which environments may reuse."""
     return {key: np.array(value) if isinstance(value, np.ndarray) else value for key, value in values.items()}
