@@ -19,7 +19,7 @@ from maze.api.config_loader import LoadedRun
 from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, check_names, output
 from maze.cli import run_summary
 from maze.cli.hydra_setup import hydra_config
-from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
+from maze.cli.run_directory import CLAIM, claim_directory
 from maze.cli.stored_runs import use_stored_run
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.policy import Policy
@@ -27,6 +27,7 @@ from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.space_values import check_entries, dict_specs
+from maze.core.errors import ConfigError
 from maze.core.log_stats import log_stats
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_value
@@ -208,7 +209,11 @@ class TrainingRun:
         """
         if self.run_dir is not None:
             return self.run_dir
-        directory, claimed = self._directory()
+        try:
+            claimed = claim_directory(self.loaded.workdir, self._keeps_directory)
+        except ConfigError as error:
+            raise InvalidSpecificationError(f"run_dir: {error}") from error
+        directory = claimed.path
         try:
             with self.inside(directory, self._stats):
                 self._write_run_info(directory)
@@ -222,8 +227,7 @@ class TrainingRun:
                     _connect(evaluator, runner)
         except BaseException as error:
             self._stats.close(error)
-            if claimed is not None:
-                claimed.remove_if_worthless()
+            claimed.remove_if_worthless()
             raise
         self.runner, self.run_dir = runner, directory
         self.result = replace(self.result, run_dir=str(directory))
@@ -391,21 +395,6 @@ class TrainingRun:
             yield
 
     # -- helpers -------------------------------------------------------------------------------------------------
-
-    def _directory(self) -> tuple[Path, ClaimedDirectory | None]:
-        """Return the run's directory, and the claim on it if it is new."""
-        wanted = self.loaded.workdir
-        if not self._keeps_directory:
-            claimed = claim_directory(wanted)
-            return claimed.path, claimed
-        existed = wanted.exists()
-        try:
-            (wanted / CLAIM).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidSpecificationError(
-                f"run_dir: cannot work in {wanted}: {error.strerror}. Choose another directory."
-            ) from error
-        return wanted, None if existed else ClaimedDirectory(wanted, (wanted,))
 
     def _write_run_info(self, directory: Path) -> None:
         if self.verbose == EVERYTHING:

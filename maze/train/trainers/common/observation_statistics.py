@@ -1,4 +1,4 @@
-"""What is learned about the sizes of observations and rewards: running normalization, reward scaling and centring.
+"""Learned scales of observations and rewards: running normalization, reward scaling and centring.
 
 Statistics of observations are in the networks of a model. Scaling and centring change the rewards of a rollout that is
 learned from, not those of statistics, KPIs and evaluations.

@@ -49,9 +49,9 @@ class Factor(NamedTuple):
 
     head: str
     part: slice
-    """Its part of the head's logits."""
+    """Slice of the head's logits."""
     place: int
-    """Its place in the head's actions."""
+    """Index in the head's actions."""
 
     def of(self, actions: Mapping[str, Any]) -> Any:
         """Return the chosen actions, `[B]`: a view, where the actions allow it.
@@ -260,10 +260,7 @@ class EpsilonGreedyPolicy(TorchPolicy):
         explorers = np.flatnonzero(self._rng.random(n_envs) < (0.0 if deterministic else self.epsilon))
         if not len(explorers):
             return super().compute_actions(observation, actor_id, True, out, logits_out, states)
-        mapper = self.distribution_mapper
-        logits = logits_out or {
-            head: np.empty((n_envs, *mapper.required_logits_shape(head)), np.float32) for head in mapper.action_heads
-        }
+        logits = {} if logits_out is None else logits_out
         actions = super().compute_actions(observation, actor_id, True, out, logits, states)
         for factor in self._factors:
             if factor.head in actions:

@@ -32,7 +32,7 @@ class SharedNoiseTable:
         self.seed = seed
         n_chunks = -(-count // _CHUNK)
         self.memory = map_memory(4 * _CHUNK * n_chunks, fd)
-        """Its file descriptor gives another process access."""
+        """Anonymous file, to which its descriptor gives another process access."""
         self._numbers: np.ndarray = np.ndarray(_CHUNK * n_chunks, np.float32, buffer=self.memory.map)
         self._is_drawn = np.zeros(n_chunks, np.bool_)
         self._philox = np.random.Philox(key=seed)

@@ -25,7 +25,7 @@ class BCRunner(TrainingRunner):
     dataset: ConfigType = None
 
     evaluators: list[Evaluator] | None = field(default=None, init=False)
-    """What evaluates the policy: on validation data, and by rollouts."""
+    """Evaluators of the policy: on validation data, and by rollouts."""
 
     default_algorithm: ClassVar[str] = "maze.train.trainers.imitation.bc_algorithm_config.BCAlgorithmConfig"
     trains: ClassVar[str] = "maze.train.trainers.imitation.bc_trainer.BCTrainer"

@@ -90,7 +90,7 @@ class DecisionBatch:
 class LoggedBatches:
     """Draw batches of logged decisions.
 
-    Decisions whose episode was cut off without a recorded observation after it are left out: their targets are unknown.
+    Decisions before a truncation without a recorded observation after it are left out: their targets are unknown.
 
     :param data: The decisions.
     :param action_spaces: Action spaces by step key.

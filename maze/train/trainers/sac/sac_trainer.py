@@ -203,13 +203,13 @@ class ActionDraw:
     actions: TensorDict = field(default_factory=dict)
     """By head; those of `Box` heads with gradients. Empty where expectations over all actions take their place."""
     log_probs: TensorDict = field(default_factory=dict)
-    """Of the drawn actions, by head."""
+    """Log-probabilities of the sampled actions, by head."""
     expected_log_probs: TensorDict = field(default_factory=dict)
     """Minus the entropy of each head `[B]`: exact for choices, that of the drawn action for `Box`."""
 
     @property
     def expected_log_prob(self) -> Tensor:
-        """Of the joint action: the sum over heads.
+        """Return the expected log-probability of the joint action, the sum over heads.
 
         :return: `[batch]`.
         """

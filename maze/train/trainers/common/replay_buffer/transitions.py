@@ -30,17 +30,17 @@ TensorDict = dict[str, Tensor]
 class TransitionRows:
     """Rows to be added, one for each environment step; all arrays start with the dimension of the rows.
 
-    :param actions: Of each actor of the step, by action head.
+    :param actions: Actions of each actor of the step, by action head.
     """
 
     observations: list[Arrays]
-    """Of each actor of the step."""
+    """Observations of each actor of the step."""
     actions: list[Arrays]
     rewards: np.ndarray
     """float32 `[n, n_actors]`"""
     next_observation: Arrays
-    """What the first actor saw after the step: the true last observation where the episode was cut off. Where nothing
-    of it counts (the episode terminated, or ended in mid-step) any observation of the first actor."""
+    """Observation of the first actor after the step: the last one where the episode was truncated. Where it does not
+    count (the episode terminated, or ended in mid-step) any observation of the first actor."""
     terminated: np.ndarray
     """bool `[n]`"""
     n_substeps: np.ndarray
@@ -278,7 +278,7 @@ class TransitionColumns:
         if len(self.actors) > 1:
             next_rows = self.next_row[slots]
             following = np.where(next_rows >= 0, next_rows % self.capacity, slots)
-            # a step that was cut off before its last actor acted has the observation of that one as well
+            # a step that was truncated before its last actor acted has the observation of that one as well
             n_observed = self.n_substeps[following] + ~self.terminated[following]
             complete = (next_rows >= 0) & (n_observed >= len(self.actors))
             following = np.where(complete, following, slots)  # there has to be something valid
