@@ -322,6 +322,17 @@ def test_the_runner_leaves_the_documented_files_behind(tmp_path, monkeypatch):
     assert torch.equal(get_flat_parameters(runner.trainer.policy), get_flat_parameters(again.trainer.policy))
 
 
+class OwnTrainer(ESTrainer):
+    """A trainer of one's own."""
+
+
+def test_the_runner_builds_the_trainer_that_is_named(tmp_path, monkeypatch):
+    few = ("model=flatten_concat", "runner.shared_noise_table_size=100000", "algorithm.n_rollouts_per_update=4")
+    runner = run_command(tmp_path, monkeypatch, *few, f"+runner.trainer_class={__name__}.OwnTrainer")
+    assert type(runner.trainer) is OwnTrainer
+    assert runner.trainer.shared_noise is runner.shared_noise
+
+
 def test_two_calls_are_one_long_call(tmp_path, monkeypatch):
     few = ("model=flatten_concat", "runner.shared_noise_table_size=100000", "algorithm.n_rollouts_per_update=4")
     whole, parts = (run_command(tmp_path, monkeypatch, *few, f"algorithm.n_epochs={n}") for n in (2, 1))
