@@ -80,14 +80,14 @@ def main() -> None:
         played.append(PlayedEpisodes(f"base stock {best}, best {name}", {"return": measured}))
     comparison = Comparison(played)
     print(comparison.text(), TailComparison(comparison, [LEVEL]).text(), sep="\n\n")
-    tails = {row.policy: row for row in TailComparison(comparison, [LEVEL]).rows("return")}
+    tails = {row.policy: row for _, _, row in TailComparison(comparison, [LEVEL]).rows("return")}
     rows = []
     for row in comparison.rows_of("return"):
         of_runs = next(each for each in played if each.name == row.policy).measures["return"]
         worst = np.sort(of_runs, axis=1)[:, : int(LEVEL * N_EPISODES)].mean(1)
         cells = [
             f"{row.mean.value:.0f}",
-            f"{tails[row.policy].cvar.value:.0f}",
+            f"{tails[row.policy].mean.value:.0f}",
             " ".join(f"{each:.0f}" for each in worst),
         ]
         for difference in (row.difference, tails[row.policy].difference):

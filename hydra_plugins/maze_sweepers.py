@@ -1,15 +1,15 @@
 """Register `hydra/sweeper=grid`, `nevergrad` and `optuna`."""
 
-from maze.cli.sweeps.sweepers import GridSweep, NevergradSweep, OptunaSweep
+from maze.cli.sweeps.sweepers import GridSweep, SearchSweep
 
 
 class GridSweeper(GridSweep):
     """All combinations of values."""
 
 
-class NevergradSweeper(NevergradSweep):
+class NevergradSweeper(SearchSweep):
     """Search with Nevergrad."""
 
 
-class OptunaSweeper(OptunaSweep):
+class OptunaSweeper(SearchSweep):
     """Search with Optuna."""

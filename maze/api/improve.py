@@ -120,8 +120,7 @@ class Evaluation(NamedTuple):
 
     def first(self, n_episodes: int) -> Evaluation:
         """Return the first episodes."""
-        measures = {name: values[:, :n_episodes] for name, values in self.episodes.measures.items()}
-        return self._replace(episodes=replace(self.episodes, measures=measures))
+        return self._replace(episodes=self.episodes.chosen(slice(n_episodes)))
 
 
 @dataclass(frozen=True)
@@ -659,20 +658,21 @@ class ImproveRunner(runners.EvaluationRunner):
         :param least: Number of episodes at least.
         :raises BudgetSpentError: Fewer fit into the time.
         """
-        start, found = time.monotonic(), list[dict[str, float]]()
+        start, rows = time.monotonic(), list[dict[str, float]]()
         timed: Any = _TimedPolicy(policy, start + seconds)
-        ends: list[tuple[float, int, float]] = []
+        ends: list[tuple[int, float]] = []
         with Progress(len(seeds), name) as progress:
 
-            def episode_done() -> None:
+            def episode_done(measures: Mapping[str, float]) -> None:
                 spent = timed.seconds
-                ends.append((1e3 * sum(spent) / max(1, len(spent)), len(spent), time.monotonic()))
+                rows.append({**measures, COST: 1e3 * sum(spent) / max(1, len(spent))})
+                ends.append((len(spent), time.monotonic()))
                 spent.clear()
                 progress.update()
 
             policy.bind(env)
             try:
-                runners.played_measures(env, timed, seeds, self.deterministic, episode_done, found)
+                runners.played_measures(env, timed, seeds, self.deterministic, episode_done)
             except BudgetSpentError:
                 if len(ends) < min(least, len(seeds)):
                     raise BudgetSpentError(
@@ -682,8 +682,7 @@ class ImproveRunner(runners.EvaluationRunner):
             finally:
                 if isinstance(policy, RolloutPolicy):
                     policy.close()
-        costs, counts, times = zip(*ends, strict=True)
-        rows = [{**each, COST: cost} for each, cost in zip(found, costs, strict=True)]
+        counts, times = zip(*ends, strict=True)
         return Evaluation(PlayedEpisodes.of(name, [rows]), float(np.mean(counts)), (times[-1] - start) / len(ends))
 
     # -- helpers -------------------------------------------------------------------------------------------------------
@@ -765,7 +764,7 @@ class ImproveRunner(runners.EvaluationRunner):
         policy.bind(env)
         timed: Any = _TimedPolicy(policy, time.monotonic() + _PILOT_SHARE * self._budget_s)
         with suppress(BudgetSpentError):
-            runners.played_measures(env, timed, self._episode_seeds[:2], self.deterministic, lambda: None)
+            runners.played_measures(env, timed, self._episode_seeds[:2], self.deterministic, lambda _: None)
         policy.close()
         return float(sum(timed.seconds)) / max(1, len(timed.seconds))
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from maze.api.config_loader import LoadedRun
 from maze.api.utils import GlobalGenerators, InvalidSpecificationError, RunContextError, check_names, output
 from maze.cli import run_summary
 from maze.cli.hydra_setup import hydra_config
-from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
+from maze.cli.run_directory import CLAIM, claim_directory
 from maze.cli.stored_runs import use_stored_run
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.policy import Policy
@@ -27,6 +27,7 @@ from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.space_values import check_entries, dict_specs
+from maze.core.errors import ConfigError
 from maze.core.log_stats import log_stats
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_value
@@ -37,9 +38,9 @@ from maze.core.utils.files import Uploads, inside_directory, uploaded, write_who
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
-    ObservationNormalizationWrapper,
+    make_normalized_env_factory,
+    statistics_of_run,
 )
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.core.wrappers.time_limit_wrapper import time_limited
@@ -208,7 +209,11 @@ class TrainingRun:
         """
         if self.run_dir is not None:
             return self.run_dir
-        directory, claimed = self._directory()
+        try:
+            claimed = claim_directory(self.loaded.workdir, self._keeps_directory)
+        except ConfigError as error:
+            raise InvalidSpecificationError(f"run_dir: {error}") from error
+        directory = claimed.path
         try:
             with self.inside(directory, self._stats):
                 self._write_run_info(directory)
@@ -222,8 +227,7 @@ class TrainingRun:
                     _connect(evaluator, runner)
         except BaseException as error:
             self._stats.close(error)
-            if claimed is not None:
-                claimed.remove_if_worthless()
+            claimed.remove_if_worthless()
             raise
         self.runner, self.run_dir = runner, directory
         self.result = replace(self.result, run_dir=str(directory))
@@ -292,7 +296,11 @@ class TrainingRun:
             return known
         with imports_guarded(self.loaded.guard):
             factory = EnvFactory(self.cfg.env, self.cfg.get("wrappers") or {})
-            return factory if self.run_dir is None else self._with_stored_statistics(factory, self.run_dir)
+            directory = self.run_dir or self.cfg.get("input_dir")
+            if not directory:
+                return factory
+            with closing(factory()) as env:
+                return make_normalized_env_factory(factory, statistics_of_run(env, directory))
 
     @property
     def n_epochs(self) -> int:
@@ -392,21 +400,6 @@ class TrainingRun:
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
-    def _directory(self) -> tuple[Path, ClaimedDirectory | None]:
-        """Return the run's directory, and the claim on it if it is new."""
-        wanted = self.loaded.workdir
-        if not self._keeps_directory:
-            claimed = claim_directory(wanted)
-            return claimed.path, claimed
-        existed = wanted.exists()
-        try:
-            (wanted / CLAIM).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidSpecificationError(
-                f"run_dir: cannot work in {wanted}: {error.strerror}. Choose another directory."
-            ) from error
-        return wanted, None if existed else ClaimedDirectory(wanted, (wanted,))
-
     def _write_run_info(self, directory: Path) -> None:
         if self.verbose == EVERYTHING:
             print(config_to_yaml(self.cfg, sort_keys=True), flush=True)
@@ -469,13 +462,6 @@ class TrainingRun:
             raise RunContextError(f"Run {self.loaded.number} has no policy: {self.result.error}.")
         weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
         return SerializedTorchPolicy(self.cfg.model, str(self.run_dir / weights), str(self._spaces_file), device="cpu")
-
-    def _with_stored_statistics(self, factory: Callable[[], Any], directory: Path) -> Callable[[], Any]:
-        env = factory()
-        if not isinstance(env, ObservationNormalizationWrapper):
-            return factory
-        env.load_statistics(directory / (env.statistics_dump or Path("statistics.pkl")).name)
-        return make_normalized_env_factory(factory, env.get_statistics())
 
     @property
     def _algorithm(self) -> Mapping[str, Any]:

@@ -80,10 +80,11 @@ def has_results(directory: Path) -> bool:
     return not all(any(path.match(pattern) for pattern in patterns) for path in files)
 
 
-def claim_directory(requested: Path) -> ClaimedDirectory:
+def claim_directory(requested: Path, continues: bool = False) -> ClaimedDirectory:
     """Create a directory that no other run uses or has used.
 
     :param requested: Used if it is free; else `_02`, `_03`, ... is appended, which keeps names sorted by time.
+    :param continues: Use it even if an earlier run has used it, which is continued.
     :raises ConfigError: It holds a run already, is a file, or cannot be created.
     """
     requested = requested.absolute()
@@ -92,7 +93,7 @@ def claim_directory(requested: Path) -> ClaimedDirectory:
         created = tuple(path for path in (directory, *directory.parents) if not path.exists())
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / CLAIM).mkdir()
+            (directory / CLAIM).mkdir(exist_ok=continues)
         except FileExistsError:
             if Path.cwd().is_relative_to(directory):
                 raise ConfigError(
@@ -100,7 +101,7 @@ def claim_directory(requested: Path) -> ClaimedDirectory:
                     f"Choose another directory, or remove hydra.run.dir."
                 ) from None
             if not directory.is_dir():
-                raise ConfigError(f"hydra.run.dir: {directory} is a file. Choose a directory.") from None
+                raise ConfigError(f"{directory} is a file, expected a directory for the run. Choose another.") from None
         except OSError as error:
             raise ConfigError(
                 f"Cannot create the run directory {directory}: {error.strerror}. "
@@ -177,8 +178,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
             requested = (Path(named) if store is None else working_directory(named, base)).absolute()
             is_resumed = is_resumable is not None and is_resumable(requested)
             # a resumed sweep keeps its directory; its journal is locked as long as it runs
-            directory = ClaimedDirectory(requested) if is_resumed else claim_directory(requested)
-            directory = replace(directory, store=store)
+            directory = replace(claim_directory(requested, is_resumed), store=store)
         except ConfigError as error:
             set_gate_status(error, config)
             raise RunFailedError from error

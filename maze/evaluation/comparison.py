@@ -54,6 +54,23 @@ class PlayedEpisodes:
         split = {name: values.reshape(len(values), -1, n_instances) for name, values in self.measures.items()}
         return PlayedEpisodes(self.name, {name: values.mean(1) for name, values in split.items()})
 
+    def chosen(self, episodes: Any) -> PlayedEpisodes:
+        """Return the measures in some of the episodes.
+
+        :param episodes: A slice of the episodes, or an array of their indices.
+        """
+        return PlayedEpisodes(self.name, {name: values[:, episodes] for name, values in self.measures.items()})
+
+    def tails(self, level: float, minimized: Sequence[str]) -> PlayedEpisodes:
+        """Return the contributions of the episodes to the CVaR of each measure, whose means they have.
+
+        :param level: Share of the episodes that are the worst.
+        :param minimized: Measures whose largest values are the worst.
+        """
+        signs = {name: -1.0 if name in minimized else 1.0 for name in self.measures}
+        tails = {name: sign * tail_contributions(sign * self.measures[name], level) for name, sign in signs.items()}
+        return PlayedEpisodes(self.name, tails)
+
 
 def marked(name: str, policy: Any) -> str:
     """Return the name of a policy, with a mark if it plans with the true future of its episodes."""
@@ -162,7 +179,8 @@ class Comparison:
     def as_csv(self) -> str:
         """Return the table, one line for each measure and policy."""
         names = ("mean", "interquartile_mean", "difference", "improvement")
-        return _estimates_csv(("policy", "measure"), names, [((row.policy, row.measure), row) for row in self.table])
+        rows = [((row.policy, row.measure), row[2:]) for row in self.table]
+        return _estimates_csv(("policy", "measure"), names, rows)
 
     def episodes_as_csv(
         self, facts: Sequence[tuple[object, ...]], names: Sequence[str] = ("env_seed", "agent_seed")
@@ -193,18 +211,18 @@ class Comparison:
 
 
 def _estimates_csv(
-    heading: Sequence[str], names: Sequence[str], rows: Sequence[tuple[Sequence[object], NamedTuple]]
+    heading: Sequence[str], names: Sequence[str], rows: Sequence[tuple[Sequence[object], Sequence[Estimate | None]]]
 ) -> str:
     """Return a table of estimates, three columns each.
 
     :param heading: Names of the first columns.
-    :param names: Fields of the rows that are estimates.
-    :param rows: The first cells and the fields of each row.
+    :param names: Names of the estimates.
+    :param rows: The first cells and the estimates of each row.
     """
     lines: list[list[object]] = [[*heading, *(f"{name}{end}" for name in names for end in ("", "_low", "_high"))]]
-    for first, fields in rows:
-        estimates = [getattr(fields, name) or ("", "", "") for name in names]
-        lines.append([*first, *(end if end == "" else repr(float(end)) for each in estimates for end in each)])
+    for first, estimates in rows:
+        ends = (end for each in estimates for end in (each or ("", "", "")))
+        lines.append([*first, *(end if end == "" else repr(float(end)) for end in ends)])
     return csv_text(lines)
 
 
@@ -373,26 +391,6 @@ def intervals_figure(
     )
 
 
-class TailRow(NamedTuple):
-    """Estimates of the worst episodes of one measure of one policy.
-
-    :param measure: Name of the measure.
-    :param level: Share of the episodes that are the worst.
-    :param policy: Name of the policy.
-    :param quantile: The least bad of their values (value at risk).
-    :param cvar: Mean of their values (conditional value at risk).
-    :param difference: Difference of the CVaR from that of the reference policy, in the same episodes; `None`: it is
-        the reference.
-    """
-
-    measure: str
-    level: float
-    policy: str
-    quantile: Estimate
-    cvar: Estimate
-    difference: Estimate | None
-
-
 _TAIL_HEADER = ("level", "policy", "quantile", "95 %", "CVaR", "95 % of CVaR", "difference", "95 % of difference")
 
 
@@ -411,20 +409,23 @@ class TailComparison:
         """Return whether there are levels."""
         return bool(self.levels)
 
-    def rows(self, measure: str) -> Iterator[TailRow]:
-        """Yield the estimates of a measure, level by level."""
+    @cached_property
+    def _tails(self) -> list[Comparison]:
+        """The comparison of the contributions to the CVaR at each level."""
+        played, minimized = self.comparison.played, self.comparison.minimized
+        return [Comparison([each.tails(level, minimized) for each in played]) for level in self.levels]
+
+    def rows(self, measure: str) -> Iterator[tuple[float, Estimate, ComparedMeasure]]:
+        """Yield the estimates of a measure in the worst episodes, level by level.
+
+        :return: The level; the least bad of their values (value at risk); their mean (conditional value at risk) and
+            its difference from that of the reference policy.
+        """
         sign = -1.0 if measure in self.comparison.minimized else 1.0
-
-        def of(estimate: Any) -> Estimate:
-            value, *ends = (sign * float(each) for each in estimate)
-            return Estimate(value, *sorted(ends))
-
-        for level in self.levels:
-            tails = [tail_contributions(sign * each.measures[measure], level) for each in self.comparison.played]
-            for index, (played, tail) in enumerate(zip(self.comparison.played, tails, strict=True)):
-                quantile = of(quantile_interval(sign * played.measures[measure], level))
-                difference = of(mean_interval(tail, tails[0])) if index else None
-                yield TailRow(measure, level, played.name, quantile, of(mean_interval(tail)), difference)
+        for level, tails in zip(self.levels, self._tails, strict=True):
+            for played, row in zip(self.comparison.played, tails.rows_of(measure), strict=True):
+                value, *ends = (sign * float(end) for end in quantile_interval(sign * played.measures[measure], level))
+                yield level, Estimate(value, *sorted(ends)), row
 
     @property
     def measures(self) -> list[str]:
@@ -433,28 +434,29 @@ class TailComparison:
 
     def as_csv(self) -> str:
         """Return the table, one line for each measure, level and policy."""
-        rows = [(row[:3], row) for measure in self.measures for row in self.rows(measure)]
+        found = ((measure, *each) for measure in self.measures for each in self.rows(measure))
+        rows = [((m, level, row.policy), (quantile, row.mean, row.difference)) for m, level, quantile, row in found]
         return _estimates_csv(("measure", "level", "policy"), ("quantile", "cvar", "difference"), rows)
 
     def text(self) -> str:
         """Return the table for the console, measure by measure."""
         parts = []
         for measure in self.measures:
-            rows = [_TAIL_HEADER, *(tuple(map(_cell_text, _tail_cells(row))) for row in self.rows(measure))]
+            rows = [_TAIL_HEADER, *(tuple(map(_cell_text, _tail_cells(*row))) for row in self.rows(measure))]
             parts += [f"{measure}, worst episodes", *aligned(rows), ""]
         return "\n".join(parts)
 
     def section(self) -> str:
         """Return a section of the report."""
         tables = [
-            table(_TAIL_HEADER, [_tail_cells(row) for row in self.rows(measure)], f"{measure}: worst episodes")
+            table(_TAIL_HEADER, [_tail_cells(*row) for row in self.rows(measure)], f"{measure}: worst episodes")
             for measure in self.measures
         ]
         return page_section("Worst episodes", "".join(tables))
 
 
-def _tail_cells(row: TailRow) -> list[Cell]:
-    return [f"{row.level:g}", row.policy, *_estimate_cells(row.quantile, row.cvar, row.difference)]
+def _tail_cells(level: float, quantile: Estimate, row: ComparedMeasure) -> list[Cell]:
+    return [f"{level:g}", row.policy, *_estimate_cells(quantile, row.mean, row.difference)]
 
 
 def _cell_text(cell: Cell) -> str:
@@ -463,23 +465,6 @@ def _cell_text(cell: Cell) -> str:
 
 _MOST_CONTEXTS = 400
 """Largest number of contexts of a table; more are values of intervals, of which episodes have one each."""
-
-
-class ContextRow(NamedTuple):
-    """Estimates of one measure of one policy in the episodes of one context.
-
-    :param values: Values of the context.
-    :param measure: Name of the measure.
-    :param policy: Name of the policy.
-    :param mean: Mean over runs and episodes.
-    :param difference: Difference of the mean from that of the reference policy; `None`: it is the reference.
-    """
-
-    values: tuple[str, ...]
-    measure: str
-    policy: str
-    mean: Estimate
-    difference: Estimate | None
 
 
 class ContextComparison:
@@ -506,23 +491,22 @@ class ContextComparison:
         """Return whether episodes have contexts, several of them and not one each."""
         return 1 < len(self._labels) <= min(_MOST_CONTEXTS, self.comparison.n_episodes // 2)
 
-    def rows(self, measure: str) -> Iterator[ContextRow]:
-        """Yield the estimates of a measure, context by context."""
-        reference, *_ = self.comparison.played
-        for number, values in enumerate(self._labels):
-            episodes = np.flatnonzero(self._context_of.ravel() == number)
-            ours = reference.measures[measure][:, episodes]
-            for played in self.comparison.played:
-                theirs = played.measures[measure][:, episodes]
-                is_reference = played is reference
-                difference = None if is_reference else Estimate.of(mean_interval(theirs, ours))
-                yield ContextRow(values, measure, played.name, Estimate.of(mean_interval(theirs)), difference)
+    @cached_property
+    def _parts(self) -> list[tuple[tuple[str, ...], Comparison]]:
+        """The values of each context, and the comparison in its episodes."""
+        of_contexts = (np.flatnonzero(self._context_of.ravel() == number) for number in range(len(self._labels)))
+        played = ([each.chosen(episodes) for each in self.comparison.played] for episodes in of_contexts)
+        return [(values, Comparison(part)) for values, part in zip(self._labels, played, strict=True)]
+
+    def rows(self, measure: str) -> Iterator[tuple[tuple[str, ...], ComparedMeasure]]:
+        """Yield the values and the estimates of each context, policy by policy."""
+        return ((values, row) for values, part in self._parts for row in part.rows_of(measure))
 
     def as_csv(self) -> str:
         """Return the table, one line for each context, measure and policy."""
-        rows = [row for measure in self.comparison.measures for row in self.rows(measure)]
-        found = [((*row.values, row.measure, row.policy), row) for row in rows]
-        return _estimates_csv((*self.names, "measure", "policy"), ("mean", "difference"), found)
+        found = (each for measure in self.comparison.measures for each in self.rows(measure))
+        rows = [((*values, row.measure, row.policy), (row.mean, row.difference)) for values, row in found]
+        return _estimates_csv((*self.names, "measure", "policy"), ("mean", "difference"), rows)
 
     def section(self) -> str:
         """Return a section of the report: for each measure with a goal a heat map of differences; empty without any."""
@@ -534,13 +518,14 @@ class ContextComparison:
 
     def _heat_map(self, measure: str) -> str:
         """Return a table with a row for each context and a column for each policy."""
-        differences = [(row, row.difference) for row in self.rows(measure) if row.difference is not None]
+        rows = self.rows(measure)
+        differences = [(values, row.difference) for values, row in rows if row.difference is not None]
         sign = -1.0 if measure in self.comparison.minimized else 1.0
         sizes = [abs(estimate.value) for _, estimate in differences if np.isfinite(estimate.value)]
         scale = sign / (max(sizes, default=1.0) or 1.0)
         lines: dict[tuple[str, ...], list[str]] = {}
-        for row, estimate in differences:
-            lines.setdefault(row.values, []).append(_heat_cell(estimate, scale))
+        for values, estimate in differences:
+            lines.setdefault(values, []).append(_heat_cell(estimate, scale))
         columns = [*self.names, *(played.name for played in self.comparison.played[1:])]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
         body = "".join(

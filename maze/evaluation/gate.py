@@ -15,7 +15,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
 from maze.core.utils.config_utils import number
 from maze.core.utils.files import aligned
-from maze.core.utils.stats_utils import Estimate, episodes_to_see, mean_interval, tail_contributions, unseen_share
+from maze.core.utils.stats_utils import Estimate, episodes_to_see, mean_interval, unseen_share
 from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
 from maze.evaluation.runners import ComparisonRunner, goals_of
 from maze.report.page import Page, fact_list, number_text, page_section, table
@@ -128,12 +128,9 @@ def with_tails(played: PlayedEpisodes, level: float, thresholds: Mapping[str, Th
     :param level: Share of the episodes that are the worst.
     :param thresholds: Thresholds by measure. If less of a CVaR is better, the largest values are the worst.
     """
-    tails = {}
-    for name, values in played.measures.items():
-        if (threshold := thresholds.get(tail_name(name))) is not None:
-            sign = 1.0 if threshold.goal == MORE else -1.0
-            tails[tail_name(name)] = sign * tail_contributions(sign * values, level)
-    return replace(played, measures={**played.measures, **tails})
+    judged = {name: thresholds[tail_name(name)] for name in played.measures if tail_name(name) in thresholds}
+    tails = played.tails(level, [name for name, threshold in judged.items() if threshold.goal == LESS]).measures
+    return replace(played, measures={**played.measures, **{tail_name(name): tails[name] for name in judged}})
 
 
 def require_measures(thresholds: Mapping[str, Threshold], known: Sequence[str]) -> None:

@@ -257,16 +257,15 @@ class ComparisonRunner(EvaluationRunner):
         episodes: list[list[dict[str, float]]] = []
         shown = name
 
-        def episode_done() -> None:
+        def episode_done(measures: Mapping[str, float]) -> None:
             # A misspelt measure ends the command after its first episode, not after hours.
-            self._require_goals(Comparison([PlayedEpisodes.of(shown, [episodes[-1][-1:]])]).measures)
+            self._require_goals(Comparison([PlayedEpisodes.of(shown, [[measures]])]).measures)
             progress.update()
 
         for run in runs:
             env, policy = self.built(run)
             shown = marked(name, policy)
-            episodes.append([])
-            played_measures(env, policy, self._seeds, self.deterministic, episode_done, episodes[-1])
+            episodes.append(played_measures(env, policy, self._seeds, self.deterministic, episode_done))
         return PlayedEpisodes.of(shown, episodes)
 
 
@@ -346,7 +345,7 @@ class InspectionRunner(EvaluationRunner):
             return seeds[0]
         env, policy = self.built(acting)
         with Progress(len(seeds), "Episodes to choose from") as progress:
-            measures = played_measures(env, policy, seeds, self.deterministic, progress.update)
+            measures = played_measures(env, policy, seeds, self.deterministic, lambda _: progress.update())
         ranked = sorted(range(len(seeds)), key=lambda episode: measures[episode][RETURN])
         chosen = ranked[int(_CHOICES[self.choose] * (len(ranked) - 1))]
         print(f"The {self.choose} of {len(seeds)} episodes has a return of {measures[chosen][RETURN]:.6g}.", flush=True)
@@ -510,8 +509,7 @@ def played_measures(
     policy: Policy,
     seeds: EpisodeSeeds,
     deterministic: bool,
-    episode_done: Callable[[], None],
-    found: list[dict[str, float]] | None = None,
+    episode_done: Callable[[dict[str, float]], None],
 ) -> list[dict[str, float]]:
     """Play episodes, close the environment, and return the measures of each episode (:func:`measures_of`).
 
@@ -519,15 +517,13 @@ def played_measures(
     :param policy: The policy that acts.
     :param seeds: Seeds of each episode.
     :param deterministic: Take deterministic actions instead of sampling.
-    :param episode_done: Called after each episode.
-    :param found: List that receives the measures of each episode as soon as it ends; `None`: a new list.
+    :param episode_done: Takes the measures of each episode when it ends.
     """
-    env = LogStatsWrapper.wrap(env)
-    found = [] if found is None else found
+    env, found = LogStatsWrapper.wrap(env), list[dict[str, float]]()
 
     def add_measures() -> None:
         found.append(measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats))
-        episode_done()
+        episode_done(found[-1])
 
     try:
         RolloutRunner.run_interaction_loop(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, optional_package, unknown_key_error
 from maze.core.utils.files import atomic_write
-from maze.distributions.numpy_distributions import Sampler, categorical_sizes, check_logits, ranked_actions, sampler_of
+from maze.distributions.numpy_distributions import categorical_sizes, check_logits, ranked_actions, sampler_of
 from maze.serve import pipeline
 from maze.serve.bundle_file import DESCRIPTION, NEXT_STATE, STATE, Array, BundleError, sha256, unpacked
 from maze.serve.drift import checked_summaries
@@ -98,48 +97,49 @@ class BundledNetwork:
         return dict(zip(self._keys, outputs, strict=True))
 
 
-@dataclass(frozen=True)
 class Head:
     """An action head.
 
     :param description: The distribution as data, see :mod:`maze.distributions.numpy_distributions`.
     """
 
-    description: Mapping[str, Any]
-    sampler: Sampler
-    sizes: Sequence[int]
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        self.description = description
+        self.sampler, self.sizes = sampler_of(description), categorical_sizes(description)
 
 
-@dataclass(frozen=True)
 class StepSpec:
     """A sub-step: spaces as JSON, operations, networks and action heads.
 
-    :param observation_space: Spaces by entry, as the environment converts observations, before all wrappers.
-    :param action_space: Spaces by entry, as the environment takes actions, after all wrappers.
-    :param observation_kind: How the raw environment packs observations: `single`, `dict`, `tuple`, or `converted` by
-        its own code.
-    :param action_kind: How the raw environment packs actions: `single`, `dict`, `tuple`, or `converted` by its own
-        code.
-    :param inputs: Shapes of the network inputs, without the batch dimension.
-    :param masks: The observation entry that masks the actions of a head, by head.
-    :param networks: Networks by agent; None: the network of all agents.
-    :param n_agents: Number of agents in the environment of the training; -1 if it varied.
-    :param where: The sub-step in messages.
+    :param step: Its description in the bundle.
+    :param networks: The bundle's networks.
+    :param shown: Its description in the bundle's card.
     """
 
-    step_key: pipeline.StepKey
-    observation_space: Mapping[str, Mapping[str, Any]]
-    action_space: Mapping[str, Mapping[str, Any]]
-    observation_kind: str
-    action_kind: str
-    inputs: Mapping[str, tuple[int, ...]]
-    masks: Mapping[str, str]
-    heads: Mapping[str, Head]
-    observation_operations: Sequence[Mapping[str, Any]]
-    action_operations: Sequence[Mapping[str, Any]]
-    networks: Mapping[int | None, BundledNetwork]
-    n_agents: int
-    where: str
+    def __init__(self, step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: Mapping[str, Any]) -> None:
+        self.step_key: pipeline.StepKey = step["key"]
+        self.where = f"Sub-step {self.step_key!r}"
+        """The sub-step in messages."""
+        self.observation_space: Mapping[str, Mapping[str, Any]] = shown["observation_space"]
+        """Spaces by entry, as the environment converts observations, before all wrappers."""
+        self.action_space: Mapping[str, Mapping[str, Any]] = shown["action_space"]
+        """Spaces by entry, as the environment takes actions, after all wrappers."""
+        entries, *operations = step["observation_operations"]
+        self.observation_operations = [{**entries, "space": self.observation_space}, *operations]
+        self.action_operations: Sequence[Mapping[str, Any]] = step["action_operations"]
+        self.observation_kind: str = entries["kind"]
+        """How the raw environment packs observations: `single`, `dict`, `tuple`, or `converted` by its own code."""
+        self.action_kind: str = self.action_operations[-1]["kind"]
+        """How it packs actions."""
+        self.inputs = {name: tuple(int(size) for size in shape) for name, shape in step["inputs"].items()}
+        """Shapes of the network inputs, without the batch dimension."""
+        self.masks: Mapping[str, str] = step["masks"]
+        """The observation entry that masks the actions of a head, by head."""
+        self.heads = {name: Head(head) for name, head in step["heads"].items()}
+        self.networks: Mapping[int | None, BundledNetwork] = {each: networks[n] for each, n in step["networks"]}
+        """Networks by agent; None: the network of all agents."""
+        self.n_agents = int(shown["n_agents"])
+        """Number of agents in the environment of the training; -1 if it varied."""
 
     def network(self, agent_id: int = 0) -> BundledNetwork:
         """Return the network of an agent.
@@ -250,32 +250,6 @@ class StepSpec:
         return {head: self.heads[head].sampler(values, rng, temperature) for head, values in logits.items()}
 
 
-def step_of(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: Mapping[str, Any]) -> StepSpec:
-    """Read a sub-step.
-
-    :param step: Its description in the bundle.
-    :param networks: The bundle's networks.
-    :param shown: Its description in the bundle's card.
-    """
-    heads = {name: Head(head, sampler_of(head), categorical_sizes(head)) for name, head in step["heads"].items()}
-    entries, *operations = step["observation_operations"]
-    return StepSpec(
-        step_key=step["key"],
-        observation_space=shown["observation_space"],
-        action_space=shown["action_space"],
-        observation_kind=entries["kind"],
-        action_kind=step["action_operations"][-1]["kind"],
-        inputs={name: tuple(int(size) for size in shape) for name, shape in step["inputs"].items()},
-        masks=step["masks"],
-        heads=heads,
-        observation_operations=[{**entries, "space": shown["observation_space"]}, *operations],
-        action_operations=step["action_operations"],
-        networks={agent: networks[index] for agent, index in step["networks"]},
-        n_agents=int(shown["n_agents"]),
-        where=f"Sub-step {step['key']!r}",
-    )
-
-
 class BatchActions(NamedTuple):
     """Actions for a batch.
 
@@ -325,7 +299,7 @@ class PolicyBundle:
             """Name, versions, environment, algorithm, evaluation, spaces, and code of the caller, as JSON."""
             networks = [BundledNetwork(members[network["file"]], network) for network in description["networks"]]
             self.steps: Mapping[pipeline.StepKey, StepSpec] = {
-                step["key"]: step_of(step, networks, self.card["steps"][index])
+                step["key"]: StepSpec(step, networks, self.card["steps"][index])
                 for index, step in enumerate(description["steps"])
             }
             """Sub-steps by their keys."""

@@ -111,17 +111,16 @@ def packed(entries: Mapping[str, Any], kind: str) -> Any:
     return tuple(entries.values()) if kind == "tuple" else entries
 
 
-def choices_of(space: Mapping[str, Any], shape: Sequence[int]) -> tuple[Array, Array] | None:
+def choices_of(space: Mapping[str, Any]) -> tuple[Array, Array] | None:
     """Return the first and the last choice of a discrete space; None: it is a box.
 
     :param space: The space as JSON.
-    :param shape: Shape of its values.
     """
     if space["type"] == "Box":
         return None
     first = np.asarray(space.get("start", 0))
     last = first + np.asarray(space.get("n", space.get("nvec", 2))) - 1
-    np.broadcast_shapes(last.shape, tuple(shape))
+    np.broadcast_shapes(last.shape, tuple(space["shape"]))
     return first, last
 
 
@@ -162,8 +161,8 @@ def typed_entry(
 def _entries(operation: Mapping[str, Any], provided: Provided) -> Stage:
     """Run the first stage: from the observation to checked entries."""
     entries = {
-        str(key): (np.dtype(each["dtype"]), tuple(each["shape"]), choices_of(operation["space"][key], each["shape"]))
-        for key, each in operation["entries"].items()
+        str(key): (np.dtype(space["dtype"]), tuple(space["shape"]), choices_of(space))
+        for key, space in operation["space"].items()
     }
     kind, convert = operation["kind"], provided.get(operation.get("code") or "")
     keys = list(entries)

@@ -41,10 +41,6 @@ class BundlePolicy(Policy):
         self._rng = seeded_generator(seed)
 
     @override(Policy)
-    def needs_env(self) -> bool:
-        return self.is_recurrent
-
-    @override(Policy)
     def compute_action(
         self,
         observation: Mapping[str, Any],

@@ -144,9 +144,8 @@ def _around_own_code(inner: list[Wrapper[Any]], chain: list[Wrapper[Any]]) -> Op
     operations = Operations(outermost, chain, {key: [] for key in keys}, {key: [] for key in keys})
     name = operations.add_code(type(outermost).__name__, outermost, None, is_required=False)
     operations.wrappers += [{"class": _path(wrapper), "kept_as": "code of the caller"} for wrapper in inner]
-    for key, space in outermost.observation_spaces_dict.items():
-        entry = {"op": "entries", "kind": "converted", "entries": _entry_types(space), "code": name}
-        operations.observations[key].append(entry)
+    for key in keys:
+        operations.observations[key].append({"op": "entries", "kind": "converted", "code": name})
         operations.actions[key].append({"op": "pack", "kind": "converted", "code": name})
     _add_all(chain, operations)
     return operations
@@ -171,18 +170,13 @@ def _path(code: Any) -> str:
     return f"{type(code).__module__}.{type(code).__qualname__}"
 
 
-def _entry_types(space: gymnasium.spaces.Dict) -> dict[str, Any]:
-    return {name: {"dtype": str(each.dtype), "shape": list(each.shape or ())} for name, each in space.spaces.items()}
-
-
 def _entries(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation:
     conversion = base.observation_conversion_dict[key]
-    entries = _entry_types(base.observation_spaces_dict[key])
     if type(conversion) is GymObservationConversion:
-        return {"op": "entries", "kind": _KINDS[conversion.kind], "entries": entries}
+        return {"op": "entries", "kind": _KINDS[conversion.kind]}
     call = "function(state) -> entries of the observation space"
     name = operations.add_code(f"observation_conversion.{key}", conversion, call, is_required=False)
-    return {"op": "entries", "kind": "converted", "entries": entries, "code": name}
+    return {"op": "entries", "kind": "converted", "code": name}
 
 
 def _pack(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation:

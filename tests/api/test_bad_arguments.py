@@ -266,5 +266,5 @@ def test_a_failing_construction_leaves_no_directory(tmp_path: Path) -> None:
 def test_a_run_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     rc = RunContext(run_dir="taken", algorithm="a2c", silent=True)
-    with pytest.raises(RunContextError, match="run_dir: cannot work in"):
+    with pytest.raises(RunContextError, match=r"run_dir: .*taken is a file"):
         rc.train(n_epochs=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,11 +341,18 @@ def test_a_trial_fails_with_any_of_its_seeds() -> None:
     trial.runs.append(SweepRun(2, 2, "2", "completed", 4.0, 1.0))
     result = trial.result([1, 2])
     assert (result.status, result.objective, result.objective_std, result.duration) == ("completed", 2.5, 1.5, 3.0)
-    assert result.run_dirs == ("0", "2")
+    assert result.run_dirs == ["0", "2"]
 
 
-def a_result(trial: int, objective: float | None, **params: str) -> TrialResult:
-    return TrialResult(trial, params, (), "completed", objective, None, 1.0, "", (str(trial),))
+def a_result(
+    trial: int,
+    objective: float | None,
+    violation: float | None = None,
+    minimized: bool = False,
+    params: dict[str, str] | None = None,
+) -> TrialResult:
+    run = SweepRun(trial, None, str(trial), "completed", objective, 1.0, violation=violation, minimized=minimized)
+    return SweepTrial(trial, params or {}, [run]).result([None])
 
 
 @given(
@@ -358,8 +364,7 @@ def test_reported_values_have_the_order_of_the_table(
     outcomes: list[tuple[float, float]], maximize: bool, minimized: bool
 ) -> None:
     results = [
-        replace(a_result(number, objective), violation=violation, minimized=minimized)
-        for number, (objective, violation) in enumerate(outcomes)
+        a_result(number, objective, violation, minimized) for number, (objective, violation) in enumerate(outcomes)
     ]
     reported = [result.reported(maximize) for result in ranked(results, maximize)]
     assert reported == sorted(reported, reverse=maximize)  # type: ignore[type-var]
@@ -367,7 +372,7 @@ def test_reported_values_have_the_order_of_the_table(
     feasible = [objective for objective, violation in outcomes if violation == 0]
     if feasible:
         assert best.objective == (min(feasible) if minimized or not maximize else max(feasible))
-    free = [replace(result, violation=None) for result in results]
+    free = [a_result(result.trial, result.objective, None, minimized) for result in results]
     sign = -1 if minimized and maximize else 1
     assert [result.reported(maximize) for result in free] == [sign * objective for objective, _ in outcomes]
 
@@ -406,7 +411,8 @@ def test_optuna_reads_the_constraints_of_a_study(tmp_path: Path) -> None:
 
 
 def test_tables_are_sorted(tmp_path: Path) -> None:
-    results = [a_result(0, None, **{"a.lr": "1", "b.lr": "2"}), a_result(1, 3.0, **{"a.lr": "1e-05", "b.lr": "'x y'"})]
+    params = [{"a.lr": "1", "b.lr": "2"}, {"a.lr": "1e-05", "b.lr": "'x y'"}]
+    results = [a_result(0, None, params=params[0]), a_result(1, 3.0, params=params[1])]
     frame = results_frame(results, maximize=True)
     lines = results_table(frame).splitlines()
     assert lines[0].split()[:3] == ["trial", "a.lr", "b.lr"]
@@ -419,6 +425,6 @@ def test_tables_are_sorted(tmp_path: Path) -> None:
 
 
 def test_long_tables_are_cut_with_a_note() -> None:
-    results = [a_result(number, float(number), x="1") for number in range(60)]
+    results = [a_result(number, float(number), params={"x": "1"}) for number in range(60)]
     table = results_table(results_frame(results, maximize=False))
     assert table.endswith("... and 10 more in results.csv")

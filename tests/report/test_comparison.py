@@ -372,7 +372,7 @@ def test_contexts_are_compared_separately() -> None:
     by_context = ContextComparison(Comparison([reference, other]), {"demand": ["poisson", "geometric"]})
     assert by_context
     assert by_context.comparison.measures == ["return"]
-    found = {row.values: row.difference.value for row in by_context.rows("return") if row.difference is not None}
+    found = {values: row.difference.value for values, row in by_context.rows("return") if row.difference is not None}
     assert found == {
         ("4", "poisson"): 1.0,
         ("4", "geometric"): 2.0,
@@ -395,7 +395,8 @@ def test_episodes_with_a_context_each_are_not_compared_by_context() -> None:
 
 def test_unknown_differences_are_neither_better_nor_worse_in_heat_maps() -> None:
     better = in_contexts("b", [1.0, 1.0, np.nan, 1.0, np.inf, 1.0, 2.0, 2.0])
-    section = ContextComparison(Comparison([in_contexts("a", [0.0] * 8), better])).section()
+    with np.errstate(invalid="ignore"):
+        section = ContextComparison(Comparison([in_contexts("a", [0.0] * 8), better])).section()
     shares = re.findall(r"rgba\([^)]*, ([\d.]+)\)\">([^<]*)<", section)
     assert [(float(share), text.rstrip(" *")) for share, text in shares] == [
         (0.3, "1"),  # half of the largest known difference

@@ -99,7 +99,7 @@ def test_a_whole_bundle_acts_as_its_networks_do_where_there_are_no_wrappers(
     for policy in (BundlePolicy(bundle), WholeBundlePolicy(bundle)):
         wrapped = TimeLimitWrapper.wrap(env(), max_episode_steps=30)
         returns.append(
-            played_measures(wrapped, policy, [(1, 2), (3, 4)], deterministic=False, episode_done=lambda: None)
+            played_measures(wrapped, policy, [(1, 2), (3, 4)], deterministic=False, episode_done=lambda _: None)
         )
     assert returns[0] == returns[1]
 

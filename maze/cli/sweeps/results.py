@@ -92,55 +92,42 @@ class SweepTrial:
 
     def result(self, seeds: Sequence[int | None]) -> TrialResult:
         """Return the result over all seeds; a trial fails if any of its runs fails."""
-        runs = [run for run in map(self.run_of, seeds) if run is not None]
-        errors = [run.error for run in runs if run.status == FAILED]
-        finished = [run for run in runs if run.status in FINISHED]
-        values = [run.objective for run in finished if run.objective is not None]
-        violations = [run.violation for run in finished if run.violation is not None]
-        pruned = [run.error for run in runs if run.status == PRUNED]
-        status = FAILED if errors else UNFINISHED if len(finished) < len(seeds) else PRUNED if pruned else COMPLETED
-        error = next(iter(errors or pruned), "")
-        if len(seeds) > 1 and errors:
-            error = f"{len(errors)} of {len(seeds)} seeds failed: {error}"
-        has_all = status in FINISHED and len(values) == len(seeds)
-        durations = [run.duration for run in runs if run.duration is not None]
-        return TrialResult(
-            trial=self.number,
-            params=dict(self.params),
-            seeds=tuple(run.seed for run in runs if run.seed is not None),
-            status=status,
-            objective=fmean(values) if has_all else None,
-            objective_std=pstdev(values) if has_all and len(values) > 1 else None,
-            duration=math.fsum(durations) if durations else None,
-            error=error,
-            run_dirs=tuple(run.directory for run in runs),
-            violation=fmean(violations) if has_all and violations else None,
-            minimized=any(run.minimized for run in finished),
-        )
+        return TrialResult(self, seeds)
 
 
-@dataclass(frozen=True)
 class TrialResult:
-    """The result of a trial.
+    """The result of a trial over several seeds.
 
-    :param objective: Mean over the seeds; None: no objective.
-    :param objective_std: Standard deviation over the seeds.
-    :param duration: Seconds, summed over the seeds.
-    :param violation: Mean constraint violation over the seeds; None: no constraints.
-    :param minimized: Whether the runs' own configuration minimises the objective.
+    :param trial: The trial.
+    :param seeds: The seeds.
     """
 
-    trial: int
-    params: dict[str, str]
-    seeds: tuple[int, ...]
-    status: str
-    objective: float | None
-    objective_std: float | None
-    duration: float | None
-    error: str
-    run_dirs: tuple[str, ...]
-    violation: float | None = None
-    minimized: bool = False
+    def __init__(self, trial: SweepTrial, seeds: Sequence[int | None]) -> None:
+        runs = [run for run in map(trial.run_of, seeds) if run is not None]
+        errors = [run.error for run in runs if run.status == FAILED]
+        pruned = [run.error for run in runs if run.status == PRUNED]
+        finished = [run for run in runs if run.status in FINISHED]
+        is_finished = len(finished) == len(seeds)
+        objectives = [run.objective for run in finished if run.objective is not None]
+        values = objectives if len(objectives) == len(seeds) else []
+        violations = [run.violation for run in finished if run.violation is not None]
+        durations = [run.duration for run in runs if run.duration is not None]
+        self.trial, self.params = trial.number, dict(trial.params)
+        self.seeds = [run.seed for run in runs if run.seed is not None]
+        self.run_dirs = [run.directory for run in runs]
+        self.status = FAILED if errors else UNFINISHED if not is_finished else PRUNED if pruned else COMPLETED
+        self.error = next(iter(errors or pruned), "")
+        if len(seeds) > 1 and errors:
+            self.error = f"{len(errors)} of {len(seeds)} seeds failed: {self.error}"
+        self.objective = fmean(values) if values else None
+        """Mean over the seeds; None: no objective."""
+        self.objective_std = pstdev(values) if len(values) > 1 else None
+        self.violation = fmean(violations) if values and violations else None
+        """Mean constraint violation over the seeds; None: no constraints."""
+        self.duration = math.fsum(durations) if durations else None
+        """Seconds, summed over the seeds."""
+        self.minimized = any(run.minimized for run in finished)
+        """Whether the runs' own configuration minimises the objective."""
 
     def signed(self, maximize: bool) -> float | None:
         """Return the objective, negated if the runs minimise it and the sweep maximises.

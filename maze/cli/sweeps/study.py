@@ -207,16 +207,6 @@ class Plan:
         """Whether trials end early."""
         return self.options.get("pruner") is not None
 
-    @property
-    def n_parallel(self) -> int | None:
-        """Number of concurrent trials; None: unlimited."""
-        return self.options.get("num_workers")
-
-    @property
-    def may_change(self) -> tuple[str, ...]:
-        """Settings that may differ when the sweep is resumed."""
-        return ("seeds",) if self.is_grid else ("budget", "num_workers")
-
     def settings(self) -> dict[str, Any]:
         """Return the settings that are compared when the sweep is resumed; JSON."""
         if self.is_grid:
@@ -327,8 +317,9 @@ class SweepStudy:
         :raises UsageError: The resumed sweep was started with other settings.
         """
         plain: dict[str, Any] = json.loads(json.dumps({**plan.settings(), "sweeper": plan.name, **settings}))
+        may_change = ("seeds",) if plan.is_grid else ("budget", "num_workers")
         for name in plain if self.settings else ():
-            if name not in plan.may_change and self.settings.get(name) != plain[name]:
+            if name not in may_change and self.settings.get(name) != plain[name]:
                 raise UsageError(
                     f"hydra.sweep.dir: the sweep in {self._path.parent} was started with another {name}: "
                     f"{self.settings.get(name)!s:.120}, now {plain[name]!s:.120}. Resume it with the command it was "

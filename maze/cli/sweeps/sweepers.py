@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -191,13 +191,12 @@ class GridSweep(MazeSweeper):
 
 @dataclass(kw_only=True, eq=False)
 class SearchSweep(MazeSweeper):
-    """A search for good values.
+    """A search for good values, by an optimizer of Nevergrad or a sampler of Optuna.
 
     :param optim: Options of the search: `budget`, `num_workers`, `maximize`, `seed` and those of its kind.
     :param parametrization: The search space.
     """
 
-    name: ClassVar[str]
     optim: dict[str, Any]
     parametrization: dict[str, Any]
 
@@ -220,20 +219,9 @@ class SearchSweep(MazeSweeper):
 
         options = {name: value for name, value in self.optim.items() if name != "maximize"}
         options["seed"] = seed if self.optim["seed"] is None else int(self.optim["seed"])
-        space = parse_space(self.parametrization, arguments, parser, self.name == NevergradSweep.name)
-        return Plan(self.name, space, self.maximize, options)
-
-
-class NevergradSweep(SearchSweep):
-    """Search with an optimizer of Nevergrad."""
-
-    name = "nevergrad"
-
-
-class OptunaSweep(SearchSweep):
-    """Search with a sampler of Optuna."""
-
-    name = "optuna"
+        is_nevergrad = "optimizer" in options
+        space = parse_space(self.parametrization, arguments, parser, is_nevergrad)
+        return Plan("nevergrad" if is_nevergrad else "optuna", space, self.maximize, options)
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -298,6 +286,7 @@ class SweepInProgress:
 
     def __post_init__(self) -> None:
         self.seeds = list(self.seed_overrides)
+        self._n_parallel: int | None = self.plan.options.get("num_workers")  # None: any number of trials
         self.waiting: deque[tuple[results.SweepTrial, int | None]] = deque()
         self._table_written = -math.inf
         # Epochs reported to the search, by run.
@@ -352,8 +341,7 @@ class SweepInProgress:
             jobs: Jobs = self.launcher.open()
             return jobs, self.launcher.n_jobs
         is_sequential = type(self.launcher).__module__.startswith("hydra._internal.")
-        n_parallel = self.plan.n_parallel
-        size = n_parallel * len(self.seeds) if n_parallel else 10**9
+        size = self._n_parallel * len(self.seeds) if self._n_parallel else 10**9
         return BatchedJobs(self.launcher), 1 if is_sequential else size
 
     def _restore(self) -> None:
@@ -373,9 +361,8 @@ class SweepInProgress:
 
     def _next(self) -> tuple[results.SweepTrial, int | None] | None:
         if not self.waiting:
-            limit = self.plan.n_parallel
-            trial = self.study.propose() if limit is None or len(self.study.open_trials) < limit else None
-            if trial is None:
+            is_full = self._n_parallel is not None and len(self.study.open_trials) >= self._n_parallel
+            if is_full or (trial := self.study.propose()) is None:
                 return None
             self.waiting.extend((trial, seed) for seed in self.seeds)
         return self.waiting.popleft()

@@ -47,8 +47,8 @@ class Policy(ABC):
         return False
 
     def needs_env(self) -> bool:
-        """Return whether `compute_action` needs `env`, e.g. to plan with a clone."""
-        return False
+        """Return whether `compute_action` needs `env`, e.g. to plan with a clone. Default: of recurrent ones."""
+        return self.is_recurrent
 
     def bind(self, env: Any) -> None:
         """Prepare for acting in an environment, before its first episode. Default: nothing.
