@@ -208,7 +208,7 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
         error.row = row
         raise error
     start = 0
-    for size in sizes if len(sizes) > 1 else logits.shape[-1:]:  # as many candidates as there are
+    for size in sizes if len(sizes) != 1 else logits.shape[-1:]:  # as many candidates as there are
         masked = logits[..., start : start + size].max(-1) <= _MASKED
         start += size
         if masked.any():

@@ -22,7 +22,7 @@ from maze.core.utils.seeding import generator_state, seeded_generator, set_gener
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.numpy_distributions import HeadDescription, Sampler, check_logits, ranked_actions, sampler_of
-from maze.distributions.utils import require_valid_rows, sample_with
+from maze.distributions.utils import sample_with
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun, recurrent_cells, running
 from maze.perception.program.network_program import NumpyNetwork, in_numpy
 
@@ -357,20 +357,16 @@ class ActionHeads:
 
         :param outputs: Tensors `[batch, ...]` by key.
         :return: Arrays `[batch, ...]` of float32 or float64, by action head.
-        :raises EnvironmentContractError: All choices of a row are masked.
         """
         logits: dict[str, Any] = {}
-        for head, _, sizes in self._heads:
+        for head, _, _ in self._heads:
             if head in outputs:
-                of_head: Any = outputs[head].detach().cpu()
-                logits[head] = of_head
-                for part in of_head.split(sizes, dim=-1) if len(sizes) > 1 else [of_head] * len(sizes):
-                    require_valid_rows(part, head)
-        # half precision types that NumPy lacks become float32, which holds all of their values
-        return {
-            head: (value if value.dtype in (torch.float32, torch.float64) else value.float()).numpy()
-            for head, value in logits.items()
-        } or outputs
+                of_head = outputs[head].detach().cpu()
+                if of_head.dtype not in (torch.float32, torch.float64):  # NumPy lacks some types of half precision
+                    is_masked = of_head <= torch.finfo(of_head.dtype).min
+                    of_head = of_head.float().masked_fill(is_masked, torch.finfo(torch.float32).min)
+                logits[head] = of_head.numpy()
+        return logits or outputs
 
 
 class Actor:
