@@ -399,7 +399,6 @@ class TrainingRun:
         arguments = list(self.loaded.arguments)
         run_summary.write_run_info(directory, self.cfg, self.project, arguments)
         texts = {
-            "config.yaml": config_to_yaml(self.cfg),
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.masked_copy(self.loaded.hydra, "hydra")),
             "overrides.yaml": config_to_yaml(arguments[2:]) if arguments[2:] else "[]\n",
         }
