@@ -36,7 +36,7 @@ from maze.cli.hydra_setup import (
 )
 from maze.cli.run_directory import claimed_directories, has_results, uploads_of_run
 from maze.cli.run_summary import beginning, command_text, ending, installed_versions, report_writer, write_run_info
-from maze.console.streams import lasting_console, open_pipes_reported, quiet_console
+from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
 from maze.core.utils.config_utils import config_to_yaml, hydra_session, hydra_syntax
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if is_quiet:
         command = [*(argument for argument in command if argument != "--quiet"), "verbose=0"]
     quiet = quiet_console() if is_quiet else nullcontext()
-    with lasting_console(), open_pipes_reported(), quiet, _own_logging():
+    with lasting_console(), quiet, _own_logging():
         return _main(command)
 
 

@@ -323,7 +323,7 @@ class PolicyReader:
     env: Any = field(default=None, init=False)
     """The environment of the first training run, unless the command names one."""
     wrappers: Any = field(default=None, init=False)
-    """Its wrappers, likewise."""
+    """Wrappers of the first training run, unless the command names some."""
 
     def entry(self, entry: Any) -> tuple[str, Any]:
         """Return a label and the configuration, with `runs` if there are several."""

@@ -1,21 +1,14 @@
-"""Standard streams that never end a run: if stdout is closed or its disk is full, the run continues.
-
-Processes that outlive a command and hold its pipes open are reported.
-"""
+"""Standard streams that never end a run: if stdout is closed or its disk is full, the run continues."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from pathlib import Path
 from typing import Any, TextIO
 
 STREAMS = ("stdout", "stderr")
-_SECONDS_TO_END = 1.0  # processes that were just ended may need a moment
-_MARK = "MAZE_RUN_PROCESS"  # variable of the environment of started processes: the number of the process of the command
 
 
 class LastingStream:
@@ -54,15 +47,26 @@ class LastingStream:
         try:
             self._target.flush()
         except OSError:
-            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-                descriptor = self._target.fileno()
-                kept = os.dup(descriptor)
-                os.dup2(nowhere.fileno(), descriptor)
+            with suppress(OSError, ValueError), descriptor_silenced(self._target.fileno()):
                 self._target.flush()
-                os.dup2(kept, descriptor)
-                os.close(kept)
         except ValueError:
             return  # closed
+
+
+@contextmanager
+def descriptor_silenced(descriptor: int) -> Iterator[None]:
+    """Return a context in which the output of a file descriptor is dropped, also that of native libraries.
+
+    :param descriptor: 1 is stdout, 2 is stderr; for all threads.
+    """
+    kept = os.dup(descriptor)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), descriptor)
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
 
 
 @contextmanager
@@ -77,46 +81,6 @@ def lasting_console() -> Iterator[None]:
             if getattr(sys, name) is stream:  # other code may have replaced it since
                 setattr(sys, name, previous[name])
             stream.drop_buffered()
-
-
-@contextmanager
-def open_pipes_reported() -> Iterator[None]:
-    """Return a context that reports processes that were started in it and still hold a pipe of the console open.
-
-    A command in a pipeline, or one whose output is captured, appears to hang until these processes end. They are
-    recognised by a variable of their environment. Only Linux lists the files of processes.
-    """
-    os.environ[_MARK] = str(os.getpid())
-    yield
-    mark, deadline = f"{_MARK}={os.environ.pop(_MARK)}".encode(), time.monotonic() + _SECONDS_TO_END
-    while (remaining := _started_with_pipes(mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if remaining:
-        print(
-            f"maze-run: {len(remaining)} processes that were started still run, such as {min(remaining)}. They keep "
-            "the output of this command open, so that a pipe waits for them. End them in `close()` of the environment.",
-            file=sys.stderr,
-        )
-
-
-def _started_with_pipes(mark: bytes) -> set[str]:
-    """Describe the marked processes that share a pipe of stdout or stderr, except the helpers of Python."""
-    own, found = _pipes(Path("/proc/self")), set()
-    for process in Path("/proc").glob("[0-9]*") if own else ():
-        with suppress(OSError):  # it has ended, or belongs to another user
-            if own & _pipes(process) and mark in (process / "environ").read_bytes().split(b"\0"):
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                if "multiprocessing" not in command:  # a resource tracker ends with this process
-                    found.add(f"{process.name} ({command:.100})")
-    return found
-
-
-def _pipes(process: Path) -> set[str]:
-    found = set()
-    for descriptor in ("1", "2"):
-        with suppress(OSError):  # the process has ended, or belongs to another user
-            found.add(os.readlink(process / "fd" / descriptor))
-    return {target for target in found if target.startswith("pipe:")}
 
 
 class NoTerminal(LastingStream):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,29 +21,6 @@ from maze.distributions.utils import atanh, box_logits_shape, require_bounds, sp
 _NODES, _WEIGHTS = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(64))
 _WEIGHTS /= math.sqrt(2.0 * math.pi)
 """`sum(_WEIGHTS * f(_NODES))` is the mean of f under a standard normal distribution."""
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """Bounds of a box as tensors, made once for all distributions on it."""
-
-    low: torch.Tensor
-    high: torch.Tensor
-    half_width: torch.Tensor
-    log_half_width: torch.Tensor
-
-
-@lru_cache(maxsize=64)
-def _scale(
-    low: bytes, high: bytes, space_dtype: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> _Scale:
-    lower, upper = (np.frombuffer(bound, space_dtype).reshape(shape) for bound in (low, high))
-    box: spaces.Box = spaces.Box(lower, upper, dtype=np.dtype(space_dtype).type)
-    require_bounds(box, SquashedGaussianProbabilityDistribution)
-    with torch.inference_mode(False):  # the cached tensors are used with gradients as well
-        lowest, highest = space_bounds(box, torch.empty(0, dtype=dtype, device=device))
-        half_width = 0.5 * (highest - lowest)
-        return _Scale(lowest, highest, half_width, half_width.log())
 
 
 def _log_derivative_of_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -68,24 +43,12 @@ class SquashedGaussianProbabilityDistribution(ReparameterisedDistribution[Normal
 
     def __init__(self, logits: torch.Tensor, action_space: spaces.Box, temperature: float = 1.0) -> None:
         super().__init__(None, action_space)
-        low, high = action_space.low, action_space.high
-        self._scale = _scale(low.tobytes(), high.tobytes(), low.dtype.str, low.shape, logits.dtype, logits.device)
-        self._logits = logits
-        self._temperature = temperature
-        self._normal: _NormalBeforeSquashing | None = None
-        self.low, self.high = self._scale.low, self._scale.high
-        self._last_sample: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    @property
-    def normal(self) -> DiagonalGaussianProbabilityDistribution:
+        require_bounds(action_space, type(self))
+        self.normal: DiagonalGaussianProbabilityDistribution = _NormalBeforeSquashing(logits, action_space, temperature)
         """The distribution before squashing."""
-        if self._normal is not None:
-            return self._normal
-        assert isinstance(self.action_space, spaces.Box)
-        normal = _NormalBeforeSquashing(self._logits, self.action_space, self._temperature)
-        if torch.is_grad_enabled() or not self._logits.requires_grad:  # else others need one with gradients
-            self._normal = normal
-        return normal
+        self.low, self.high = space_bounds(action_space, logits)
+        self._half_width = 0.5 * (self.high - self.low)
+        self._last_sample: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @override(ReparameterisedDistribution)
     def _build_dist(self) -> Normal:
@@ -101,11 +64,11 @@ class SquashedGaussianProbabilityDistribution(ReparameterisedDistribution[Normal
         if self._last_sample is not None and actions is self._last_sample[0]:
             unsquashed = self._last_sample[1]  # exact also where tanh has saturated
         else:
-            unsquashed = atanh((actions - self.low) / self._scale.half_width - 1.0)
+            unsquashed = atanh((actions - self.low) / self._half_width - 1.0)
         return self.normal.log_prob(unsquashed) - self._log_jacobian(unsquashed)
 
     def _log_jacobian(self, unsquashed: torch.Tensor) -> torch.Tensor:
-        return self._joint(_log_derivative_of_tanh(unsquashed) + self._scale.log_half_width)
+        return self._joint(_log_derivative_of_tanh(unsquashed) + self._half_width.log())
 
     def typical_range(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Lower and upper ends `[..., *space.shape]`: those of the distribution before squashing, squashed."""
@@ -124,7 +87,7 @@ class SquashedGaussianProbabilityDistribution(ReparameterisedDistribution[Normal
         return actions, log_density - self._log_jacobian(unsquashed)
 
     def _squash(self, unsquashed: torch.Tensor) -> torch.Tensor:
-        scaled = torch.addcmul(self.low, torch.tanh(unsquashed) + 1.0, self._scale.half_width)
+        scaled = torch.addcmul(self.low, torch.tanh(unsquashed) + 1.0, self._half_width)
         return torch.clamp(scaled, self.low, self.high)
 
     @override(ReparameterisedDistribution)
@@ -132,7 +95,7 @@ class SquashedGaussianProbabilityDistribution(ReparameterisedDistribution[Normal
         nodes, weights = _NODES.to(self.normal.mean), _WEIGHTS.to(self.normal.mean)
         points = self.normal.mean.unsqueeze(-1) + self.normal.std.unsqueeze(-1) * nodes
         mean_log_derivative = (_log_derivative_of_tanh(points) * weights).sum(-1)
-        return self.normal.entropy() + self._joint(mean_log_derivative + self._scale.log_half_width)
+        return self.normal.entropy() + self._joint(mean_log_derivative + self._half_width.log())
 
     @override(ReparameterisedDistribution)
     def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:

@@ -66,8 +66,9 @@ def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
             f"{distribution.__name__} needs finite bounds, found {action_space}. Bound the action space, or use "
             "maze.distributions.gaussian.DiagonalGaussianProbabilityDistribution for it."
         )
-    low, high = space_bounds(action_space, torch.empty(0))
-    if not bool(((low < high) & (high - low).isfinite()).all()):
+    with np.errstate(over="ignore"):
+        width = np.subtract(action_space.high, action_space.low, dtype=np.float32, casting="same_kind")
+    if not ((width > 0.0) & np.isfinite(width)).all():
         raise ConfigError(
             f"{distribution.__name__} needs bounds with low < high, and a width within the range of float32, found "
             f"{action_space}."

@@ -98,7 +98,7 @@ def spread_zero_biases(module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Initialization:
-    """How the layers of a template's networks begin.
+    """Initial weights of the layers of a template's networks.
 
     :param layers: Initialises the layers of a module whose units get weight vectors of a length.
     :param hidden_length: That length for all layers but outputs.

@@ -42,7 +42,7 @@ from maze.perception.models.model_composer import BaseModelComposer
 from maze.rllib.environment import step_key_of
 
 MODEL_KEY = "maze"
-"""Where RLlib's `model_config` holds the :class:`ModuleConfig`."""
+"""Key of the :class:`ModuleConfig` in RLlib's `model_config`."""
 
 
 @dataclass(frozen=True)

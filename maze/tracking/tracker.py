@@ -91,7 +91,7 @@ class Tracker(LogStatsWriter, ABC):
 
     failures: ClassVar[tuple[type[Exception], ...]] = (Exception,)
     name: ClassVar[str]
-    """Its name in `tracking.json`."""
+    """Name of the tracker in `tracking.json`."""
 
     def __init__(self, figures: bool = True, checkpoints: bool = True) -> None:
         self._with_figures, self._with_checkpoints = figures, checkpoints

@@ -97,7 +97,7 @@ class Finding:
     place: str
     """Environment, sub-step and key."""
     found: str
-    """What is wrong: expected and found."""
+    """The problem: expected and found."""
     fix: str
     """Remedy."""
 

@@ -1,4 +1,4 @@
-"""What happens in a store."""
+"""Events of a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class InventoryEvents(ABC):
     @define_episode_stats(np.mean)
     @define_step_stats(sum)
     def cost(self, value: float) -> None:
-        """What a period cost.
+        """A period ended with a cost.
 
         :param value: Holding, penalty and purchasing costs.
         """

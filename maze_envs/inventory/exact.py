@@ -16,7 +16,7 @@ from maze_envs.inventory.lost_sales import LostSales
 
 
 class AverageCost(NamedTuple):
-    """What a period costs in the long run.
+    """Long-run average cost of a period.
 
     :param cost: Middle of the bounds.
     :param error: Half their distance.

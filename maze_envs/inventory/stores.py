@@ -1,4 +1,4 @@
-"""What inventories have in common: demand, a stock, orders on their way, an average cost."""
+"""Base of inventories: demand, a stock, orders on their way, an average cost."""
 
 from __future__ import annotations
 

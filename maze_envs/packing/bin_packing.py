@@ -43,7 +43,7 @@ FEATURES = (
     "bins_with_room_left",
     "item",
 )
-"""What is seen of each candidate, in this order: the room that the bins have and what the item would leave (also on a
+"""Features of each candidate, in this order: the room that the bins have and what the item would leave (also on a
 logarithmic scale, for small rooms), whether it fills the bin or takes a new one, the chances that another item fits
 there and that it fills it, what has to be given up as waste, and how many bins have that room and would be alike."""
 _LOOKS = 20
@@ -51,7 +51,7 @@ _LOOKS = 20
 
 
 class PackingEvents(ABC):
-    """What happens to an item."""
+    """Events of bin packing."""
 
     @define_epoch_stats(np.mean, output_name="mean")
     @define_episode_stats(sum)
@@ -138,7 +138,7 @@ class BinPacking(BatchedCoreEnv):
         )
         super().__init__(n_envs, {0: spaces.Dict(level=spaces.Discrete(n_levels))}, {0: seen})
         self.room = np.full((n_envs, n_items), self.capacity, np.int64)
-        """What is left of each bin, in the order in which they are opened; of those to come, everything."""
+        """Remaining capacity of each bin, in the order in which they are opened; unopened ones are empty."""
         self.n_bins = np.zeros(n_envs, np.int64)
         self.item = np.zeros(n_envs, np.int64)
         """Size of the item that is to be packed."""

@@ -11,7 +11,7 @@ from maze_envs.queueing.network import CRISS_CROSS, network_of
 
 
 class Values(NamedTuple):
-    """What value iteration found.
+    """Result of value iteration.
 
     :param low: Lower bound of the average number of jobs.
     :param high: Upper bound.

@@ -114,7 +114,7 @@ def network_of(name: str) -> Network:
 
 
 class QueueingEvents(ABC):
-    """What happens in a network."""
+    """Events of a queueing network."""
 
     @define_epoch_stats(np.mean, output_name="mean")
     @define_episode_stats(np.mean)

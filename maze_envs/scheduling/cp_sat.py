@@ -21,9 +21,9 @@ from maze_envs.scheduling.taillard import Instance, lower_bound
 
 
 class CpSatSchedule(NamedTuple):
-    """What the solver found.
+    """Result of the solver.
 
-    :param makespan: Of its best schedule.
+    :param makespan: Makespan of the best schedule.
     :param bound: No schedule is shorter; equal to `makespan`: it is optimal.
     :param starts: When operations start, `[n_jobs, n_machines]`.
     """

@@ -49,21 +49,21 @@ FEATURES = (
     "more_work_than_rivals",
     "can_start",
 )
-"""What is seen of each job, in this order; times in the longest duration (99) or shares of the shop's usual work."""
+"""Features of each job, in this order; times in the longest duration (99) or shares of the shop's usual work."""
 _NEVER = np.iinfo(np.int64).max // 4
 _MEAN = (1 + LONGEST) / 2
 
 
 class JobShopEvents(ABC):
-    """What happens in a job shop."""
+    """Events of a job shop."""
 
     @define_epoch_stats(np.mean, output_name="mean")
     @define_episode_stats(np.mean)
     @define_step_stats(sum)
     def choices(self, jobs: int) -> None:
-        """How many jobs could be chosen.
+        """Jobs could be selected.
 
-        :param jobs: Their number.
+        :param jobs: Number of jobs.
         """
 
     @define_epoch_stats(np.mean, output_name="mean")

@@ -183,11 +183,11 @@ def test_a_rollout_reports_its_kind_of_actions_and_the_number_of_truncated_episo
     assert main([*command, "runner.max_episode_steps=3"]) == 0
     said = capfd.readouterr().out
     assert "Rolling out with sampled actions of the policy" in said
-    assert "\n2 of 2 episodes were cut off after 3 steps" in said
+    assert "\n2 of 2 episodes were truncated after 3 steps" in said
     assert main([*command, "runner.max_episode_steps=600", "runner.deterministic=true"]) == 0
     said = capfd.readouterr().out  # the environment itself ends its episodes after 500 steps
     assert "Rolling out with greedy actions" in said
-    assert "cut off" not in said
+    assert "truncated after" not in said
 
 
 def test_a_run_is_played_without_a_display_as_a_page(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -110,45 +108,6 @@ def test_output_of_environments_in_worker_processes_is_harmless(tmp_path: Path) 
     with open("/dev/full", "w") as full:
         found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert (found.returncode, found.stderr) == (0, "done\n")
-
-
-@pytest.mark.parametrize(("seconds", "is_reported"), [(20, True), (0.5, False)])
-def test_processes_that_keep_a_pipe_open_are_reported(seconds: float, is_reported: bool) -> None:
-    program = f"""
-import subprocess
-from maze.console.streams import open_pipes_reported
-with open_pipes_reported():
-    print(subprocess.Popen(["sleep", "{seconds}"]).pid, flush=True)
-"""
-    command = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert command.stdout is not None
-    assert command.stderr is not None
-    pid = int(command.stdout.readline())
-    assert command.wait(30) == 0
-    if is_reported:
-        os.kill(pid, signal.SIGKILL)
-    reported = command.stderr.read().decode()
-    assert (f"{pid} (sleep {seconds})" in reported) == is_reported
-    command.stdout.close()
-    command.stderr.close()
-
-
-def test_other_processes_with_the_same_pipe_are_not_reported() -> None:
-    program = """
-from maze.console.streams import open_pipes_reported
-with open_pipes_reported():
-    print("begun", flush=True)
-    input()
-"""
-    command = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert command.stdout is not None
-    assert command.stdout.readline() == b"begun\n"
-    other = subprocess.Popen(["sleep", "20"], stdout=command.stdout, stderr=subprocess.DEVNULL)
-    assert command.communicate(b"\n", timeout=30) == (b"", b"")
-    other.kill()
-    other.wait()
 
 
 def test_the_console_is_the_same_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def gae(
     :param next_values: V of the observation after each step; where truncated, of the episode's final observation
         (see :func:`next_values_from`). Ignored where terminated.
     :param terminated: The episode ended by itself in this step.
-    :param truncated: The episode was cut off after this step.
+    :param truncated: The episode was truncated after this step.
     :param gamma: Discount for each environment step.
     :param gae_lambda: 0 gives the temporal difference error, 1 the discounted return minus the value.
     :param step_complete: The sub-step completed an environment step; `None`: each of them did.
@@ -128,9 +128,9 @@ class Trajectories:
     terminated: torch.Tensor
     truncated: torch.Tensor
     step_complete: torch.Tensor | None = None
-    """Where an environment step completes, so that the discount applies; `None`: everywhere."""
+    """Entries that complete an environment step, so that the discount applies; `None`: all."""
     acts: torch.Tensor | None = None
-    """Where decisions are; `None`: everywhere. Each actor has a trajectory of its own otherwise."""
+    """Entries with decisions; `None`: all. Each actor has a trajectory of its own otherwise."""
     log_rhos: list[torch.Tensor] = field(default_factory=list)
     """Logarithms of the importance weights by sub-step; empty for on-policy returns."""
     places: list[tuple[np.ndarray, np.ndarray] | None] = field(default_factory=list)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import nn
 
 from maze.core.agent.policy import Policy
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput, StateCriticStepInput
@@ -47,20 +48,10 @@ class TorchActorCritic(TorchModel):
             if part.device != self._device:
                 part.to(self._device)
 
+    @property
     @override(TorchModel)
-    def parameters(self) -> list[torch.Tensor]:
-        unique = {id(parameter): parameter for parameter in [*self.policy.parameters(), *self.critic.parameters()]}
-        return list(unique.values())
-
-    @override(TorchModel)
-    def eval(self) -> None:
-        self.policy.eval()
-        self.critic.eval()
-
-    @override(TorchModel)
-    def train(self) -> None:
-        self.policy.train()
-        self.critic.train()
+    def trained_networks(self) -> list[nn.Module]:
+        return [*self.policy.trained_networks, *self.critic.trained_networks]
 
     @override(TorchModel)
     def to(self, device: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, unknown_key_error
 from maze.core.utils.checkpoint import listing
 from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
@@ -242,20 +242,27 @@ class TorchModel(ABC):
         """Device that the networks are on."""
         return self._device
 
-    @abstractmethod
+    @property
+    def trained_networks(self) -> list[nn.Module]:
+        """The networks that are trained; models without it override :meth:`parameters`, :meth:`eval`, :meth:`train`."""
+        raise NotImplementedError
+
     def parameters(self) -> list[torch.Tensor]:
         """Return all parameters, each one once.
 
         :return: Each with the shape that it has in its network, `[...]`.
         """
+        return unique_parameters(self.trained_networks)
 
-    @abstractmethod
     def eval(self) -> None:
         """Switch dropout, batch normalisation and the like to evaluation."""
+        for network in self.trained_networks:
+            network.eval()
 
-    @abstractmethod
     def train(self) -> None:
         """Switch dropout, batch normalisation and the like to training."""
+        for network in self.trained_networks:
+            network.train()
 
     @abstractmethod
     def to(self, device: str) -> None:
@@ -299,6 +306,9 @@ class NetworksModel(TorchModel):
     state_group: ClassVar[str]
     """Under which name the state holds the networks."""
 
+    substeps_with_separate_agent_nets: Sequence[StepKeyType] = ()
+    """Sub-steps in which each agent has a network of its own, with the key `(step key, agent)`."""
+
     def __init__(self, networks: Mapping[Any, nn.Module], device: str, name: str) -> None:
         super().__init__(device)
         self.networks: dict[Any, Any] = check_networks(networks, name)
@@ -317,8 +327,9 @@ class NetworksModel(TorchModel):
             if len(self.networks) > 1:
                 raise ConfigError(f"{self._name}: there are {list(self.networks)}; pass `actor_id`.")
             return next(iter(self.networks))
-        self._network(actor_id[0])
-        return actor_id[0]
+        key = tuple(actor_id) if actor_id[0] in self.substeps_with_separate_agent_nets else actor_id[0]
+        self._network(key)
+        return key
 
     def _network(self, key: Any) -> Any:
         if key not in self.networks:
@@ -374,19 +385,10 @@ class NetworksModel(TorchModel):
             f"{tuple(batch_shape)}; expected {(*batch_shape, 1)}, one value for each element of the batch."
         )
 
+    @property
     @override(TorchModel)
-    def parameters(self) -> list[torch.Tensor]:
-        return unique_parameters(self.networks.values())
-
-    @override(TorchModel)
-    def eval(self) -> None:
-        for network in self.networks.values():
-            network.eval()
-
-    @override(TorchModel)
-    def train(self) -> None:
-        for network in self.networks.values():
-            network.train()
+    def trained_networks(self) -> list[nn.Module]:
+        return list(self.networks.values())
 
     @override(TorchModel)
     def to(self, device: str) -> None:

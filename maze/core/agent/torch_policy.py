@@ -17,7 +17,7 @@ from maze.core.agent.policy import HiddenStatesByEnvironment, Policy, StatesOfAc
 from maze.core.agent.torch_model import NetworksModel, as_float_tensors
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
+from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.seeding import generator_state, seeded_generator, set_generator_state
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
@@ -63,7 +63,7 @@ class TorchPolicy(NetworksModel, Policy):
     ) -> None:
         super().__init__(networks, device, "policy.networks")
         self.distribution_mapper = distribution_mapper
-        self.substeps_with_separate_agent_nets = list(substeps_with_separate_agent_nets or [])
+        self.substeps_with_separate_agent_nets: list[StepKeyType] = list(substeps_with_separate_agent_nets or [])
         self.temperature = 1.0
         """Temperature of sampled actions: below 1 sharpens, above 1 flattens the distributions. Learning uses 1."""
         self._rng = np.random.default_rng()
@@ -100,7 +100,7 @@ class TorchPolicy(NetworksModel, Policy):
     ) -> ActionType:
         """Act, see :meth:`Policy.compute_action`.
 
-        :param logits_out: Arrays `[1, ...]` that the logits are written into, by action head.
+        :param logits_out: See :meth:`compute_actions`.
         """
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
         states = self._hidden_states.now(self, env, actor_id) if self.is_recurrent else None
@@ -124,7 +124,7 @@ class TorchPolicy(NetworksModel, Policy):
         :param actor_id: The actor that acts in all of them.
         :param deterministic: Return deterministic (greedy) actions instead of sampling.
         :param out: Arrays `[n_envs, ...]` that the actions are written into and that are returned.
-        :param logits_out: Arrays `[n_envs, ...]` that the logits are written into, by action head.
+        :param logits_out: Arrays `[n_envs, ...]` that the logits are written into, by action head; others are added.
         :param states: Hidden states `[n_envs, size]` by state key (:meth:`state_sizes`), of a recurrent policy; those
             that follow are written into them. Zero where an episode begins.
         :raises NonFiniteError: A logit is NaN or infinite.
@@ -172,15 +172,13 @@ class TorchPolicy(NetworksModel, Policy):
         env: BaseEnv | None,
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        with torch.inference_mode(), self.remembering(env, actor_id):
-            output = self.compute_substep_policy_output(batch, actor_id)
+        logits: dict[str, np.ndarray] = {}
+        self.compute_action(observation, maze_state, env, actor_id, deterministic=True, logits_out=logits)
         if num_candidates is not None and num_candidates < 1:
             raise ConfigError(f"`num_candidates` must be at least 1 or None, found {num_candidates}.")
-        mapper, logits = self.distribution_mapper, output.action_logits
+        mapper = self.distribution_mapper
         heads = {head: mapper.describe_head(head) or _choices_of(mapper.action_space[head]) for head in logits}
-        of_observation = {head: values[0].detach().double().cpu().numpy() for head, values in logits.items()}
-        ranked = ranked_actions(heads, of_observation, num_candidates)
+        ranked = ranked_actions(heads, {head: values[0] for head, values in logits.items()}, num_candidates)
         return [action for action, _ in ranked], [probability for _, probability in ranked]
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -263,15 +261,6 @@ class TorchPolicy(NetworksModel, Policy):
         return all(network is other.networks.get(key) for key, network in self.networks.items())
 
     @override(NetworksModel)
-    def network_key(self, actor_id: ActorID | None) -> Any:
-        if actor_id is None or actor_id[0] not in self.substeps_with_separate_agent_nets:
-            return super().network_key(actor_id)
-        key = tuple(actor_id)
-        if key not in self.networks:
-            raise unknown_key_error("policy.networks: (step key, agent)", key, self.networks)
-        return key
-
-    @override(NetworksModel)
     def _move_networks(self) -> None:
         self._actors: dict[Any, Actor] = {}
         super()._move_networks()
@@ -350,7 +339,7 @@ class ActionHeads:
             n_heads += 1
             check_logits(logits, sizes, head, self._where)
             if logits_out is not None:
-                logits_out[head][...] = logits
+                logits_out.setdefault(head, np.empty_like(logits))[...] = logits
             drawn = sampler(logits, rng, temperature)
             if out is None:
                 actions[head] = drawn

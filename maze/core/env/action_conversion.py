@@ -180,11 +180,11 @@ class ActionBounds:
 # -- masks of actions among the observations --------------------------------------------------------------------------
 
 MASK_SUFFIX = "mask"
-"""How the names of masks end."""
+"""Suffix of the names of masks."""
 
 
 CANDIDATES_SUFFIX = "candidates"
-"""How the names of observations end that hold what an action head chooses among."""
+"""Suffix of the names of observations with the candidates of an action head."""
 
 
 def masked_heads(

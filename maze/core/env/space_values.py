@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import warnings
 from collections.abc import Iterable, Mapping
@@ -212,29 +211,6 @@ def check_entries(
                 f"{place}, observation `{key}`: expected shape {shape} and dtype {dtype} as in its space, found "
                 f"shape {value.shape} and dtype {value.dtype}."
             )
-
-
-def as_pieces(array: np.ndarray) -> np.ndarray:
-    """Return rows as single void elements, `[n]`, which are copied faster; a view if possible.
-
-    :param array: `[n, ...]`
-    """
-    size = array.dtype.itemsize * math.prod(array.shape[1:])
-    return np.ascontiguousarray(array).reshape(-1).view(np.dtype((np.void, size)))
-
-
-def put_rows(target: np.ndarray, rows: np.ndarray, source: np.ndarray, pieces: np.ndarray) -> None:
-    """Copy rows: `target[rows] = source[rows]`.
-
-    :param target: `[n, ...]`
-    :param rows: Indices, `[n_rows]`.
-    :param source: Of the same shape and type.
-    :param pieces: Result of :func:`as_pieces` for the source.
-    """
-    if target.flags.c_contiguous and target.size:
-        target.reshape(-1).view(pieces.dtype)[rows] = pieces[rows]
-    else:
-        target[rows] = source[rows]
 
 
 def split_rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:

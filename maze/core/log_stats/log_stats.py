@@ -133,8 +133,9 @@ class LogStatsAggregator(LogStatsConsumer):
                 periods = (occurrences[key] + first).tolist()
             if not len(periods):
                 continue
+            listed = values.tolist() if isinstance(values, np.ndarray) else values
             for slot in self._slots_of(*key):
-                slot.add_all(key.output_name, values, periods)
+                slot.add_all(key.output_name, listed, periods)
 
     @property
     def has_received(self) -> bool:
@@ -188,7 +189,7 @@ class LogStatsAggregator(LogStatsConsumer):
         """
         plan = level_plan(event, self._level_name)
         index, _ = plan.routes[name][0]
-        return self._slot(event, plan, index, group).values(name)
+        return self._slot(event, plan, index, group).inputs[name]
 
     def register_consumer(self, consumer: LogStatsConsumer) -> None:
         self._consumers.append(consumer)

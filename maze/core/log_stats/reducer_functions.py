@@ -41,10 +41,6 @@ _ZERO_OF_ZEROS: tuple[Reducer | None, ...] = (
 
 # Reducers whose cumulative statistics need only the last result, not all values.
 _ADDED, _COMPARED = (sum, np.sum, len), (max, np.max, min, np.min)
-
-# Reducers that convert lists to arrays, which is slow for long lists.
-_MAKE_ARRAYS = (np.mean, np.std, np.var, np.median)
-_LONG = 32
 # Whether Python's `sum` of floats adds in order, as for arrays; later versions compensate for rounding.
 _ADDS_IN_ORDER = sys.version_info < (3, 12)
 
@@ -256,28 +252,15 @@ class StatsSlot:
     :param keys: The key of each of the variant's statistics.
     """
 
-    __slots__ = ("_arrays", "_cumulative", "inputs", "keys", "periods", "variant")
+    __slots__ = ("_cumulative", "inputs", "keys", "periods", "variant")
 
     def __init__(self, variant: Variant, keys: tuple[Any, ...]) -> None:
         self.variant = variant
         self.keys = keys
         self.inputs: dict[str | None, list[Any]] = {stat.input_name: [] for stat in variant.stats}
-        # Arrays of numbers, after the values in `inputs`.
-        self._arrays: dict[str | None, list[np.ndarray]] = {}
         self.periods: list[int] = []
         """Periods of the level below with values."""
         self._cumulative: dict[int, Any] = {}
-
-    def values(self, name: str | None) -> list[Any]:
-        """Return all values of an input, in the list that collects them.
-
-        :param name: Name of the input.
-        :raises KeyError: No statistic of the variant has this input.
-        """
-        values = self.inputs[name]
-        for array in self._arrays.pop(name, ()):
-            values += array.tolist()
-        return values
 
     def add(self, name: str | None, value: Any, period: int | None = None) -> None:
         """Add a value of an input.
@@ -291,28 +274,23 @@ class StatsSlot:
         values = self.inputs.get(name)
         if values is None:
             return
-        if self._arrays:
-            values = self.values(name)
         if type(value) is PassedThrough:
             values.extend(value)
         else:
             values.append(value)
 
-    def add_all(self, name: str | None, values: np.ndarray | list[Any], periods: Sequence[int]) -> None:
+    def add_all(self, name: str | None, values: list[Any], periods: Sequence[int]) -> None:
         """Add one value of each of several periods.
 
         :param name: Name of the input.
-        :param values: The values; an array of numbers is converted when a list is needed.
+        :param values: The values.
         :param periods: The numbers of the periods, in ascending order.
         """
-        if isinstance(values, np.ndarray):
-            if name in self.inputs:
-                self._arrays.setdefault(name, []).append(values)
-        elif PassedThrough in map(type, values):
+        if PassedThrough in map(type, values):
             for value in values:
                 self.add(name, value)
         elif name in self.inputs:
-            self.values(name).extend(values)
+            self.inputs[name].extend(values)
         if not self.periods or self.periods[-1] < periods[0]:
             self.periods.extend(periods)
         elif not self._counts(periods):  # another group, with values in other periods
@@ -329,10 +307,7 @@ class StatsSlot:
         """Drop the inputs; cumulative statistics are kept."""
         for values in self.inputs.values():
             values.clear()
-        if self._arrays:
-            self._arrays.clear()
-        if self.periods:
-            self.periods.clear()
+        self.periods.clear()
 
     def reduce_into(self, stats: dict[Any, Any], n_periods: int, lengths: Sequence[int] = ()) -> None:
         """Calculate the statistics with values and drop the inputs.
@@ -340,11 +315,8 @@ class StatsSlot:
         :param n_periods: Number of periods of the level below.
         :param lengths: Number of periods of each of those; 1 for those that are not listed.
         """
-        arrays: dict[str | None, np.ndarray] = {}
-        if self._arrays:
-            arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items() if not self.inputs[name]}
         for stat, key in zip(self.variant.stats, self.keys, strict=True):
-            values: Any = self.values(stat.input_name) if self._arrays else self.inputs[stat.input_name]
+            values = self.inputs[stat.input_name]
             n_absent = n_periods - (len(self.periods) or len(values)) if stat.counts_absence else 0
             if stat.of_absence is None:
                 values = values + [0] * n_absent if n_absent > 0 else values
@@ -355,20 +327,12 @@ class StatsSlot:
                 values = values + [stat.of_absence([0] * length) for length in absent]
             if not values:
                 continue
-            if (
-                len(values) > _LONG
-                and stat.reduce_function in _MAKE_ARRAYS
-                and not (stat.cumulative or stat.counts_absence)
-            ):
-                if stat.input_name not in arrays:
-                    arrays[stat.input_name] = np.asanyarray(values)
-                values = arrays[stat.input_name]
             stats[key] = self._accumulate(stat, values) if stat.cumulative else stat.reduce(values)
         self.clear()
 
     def state(self) -> dict[str, Any]:
         """Return the values that are not reduced yet, and the cumulative statistics."""
-        inputs = {name: list(self.values(name)) for name in self.inputs}
+        inputs = {name: list(values) for name, values in self.inputs.items()}
         return {"inputs": inputs, "periods": list(self.periods), "cumulative": deepcopy(self._cumulative)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

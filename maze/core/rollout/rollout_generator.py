@@ -148,10 +148,11 @@ class RolloutGenerator:
         if self._last_observation is None:
             self._last_observation = self.env.reset()
         trajectory = SpacesTrajectoryRecord(self.env.get_episode_id() if trajectory_id is None else trajectory_id)
-        choose, is_over = _choosing_function(self.env, policy, self._logits_shapes(policy)), False
+        self._logits_shapes(policy)  # checks that there are logits to record
+        is_over = False
         while not is_over and (n_steps is None or len(trajectory) < n_steps):
             trajectory.append(StructuredSpacesRecord())
-            is_over = self._take_step(choose, trajectory) and self.terminate_on_done
+            is_over = self._take_step(policy, trajectory) and self.terminate_on_done
         return trajectory
 
     def allocate(self, n_steps: int, policy: Policy | None = None) -> RolloutColumns:
@@ -298,20 +299,25 @@ class RolloutGenerator:
     def _logits_shapes(self, policy: Policy | None) -> LogitsShapes | None:
         return logits_shapes_of(policy, self.env.action_spaces_dict) if self.record_logits else None
 
-    def _take_step(self, choose: _ChoosingFunction, trajectory: SpacesTrajectoryRecord) -> bool:
+    def _take_step(self, policy: Any, trajectory: SpacesTrajectoryRecord) -> bool:
         """Take one environment step in a single environment: sub-steps until it is complete.
 
-        :param choose: Chooses the actions.
+        :param policy: Computes the actions.
         :param trajectory: Its last record is the one of this step.
         :return: Whether the episode is over; the next one has then begun.
         """
         step_record = trajectory.step_records[-1]
         env = self.env
-        done = False
+        act, done = acting_in(env, policy), False
         while not (done or (step_record.substep_records and env.context.is_step_complete)):
             actor, observation = env.actor_id(), self._last_observation
             record = SpacesRecord(actor, observation=_copied(observation))
-            action = choose(observation, actor, record)
+            if self.record_logits:
+                logits: dict[str, np.ndarray] = {}
+                action = policy.compute_action(observation, env=env, actor_id=actor, logits_out=logits)
+                record.logits = {key: value[0] for key, value in logits.items()}
+            else:
+                action = act(observation, actor)
             record.action = _copied(action)
             self._last_observation, record.reward, done, record.info = env.step(action)
             record.done = done
@@ -351,29 +357,6 @@ def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: 
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
-
-_ChoosingFunction = Callable[[Any, ActorID, SpacesRecord], Any]
-
-
-def _choosing_function(env: Any, policy: Policy, logits_shapes: LogitsShapes | None) -> _ChoosingFunction:
-    """Return a function that computes an action, and records the logits if their shapes are given."""
-    if logits_shapes is None:
-        act = acting_in(env, policy)
-        return lambda observation, actor, record: act(observation, actor)
-    compute_action: Any = policy.compute_action  # of a TorchPolicy
-
-    def choose(observation: Any, actor: ActorID, record: SpacesRecord) -> Any:
-        logits = {key: np.zeros((1, *shape), np.float32) for key, shape in logits_shapes[actor.step_key].items()}
-        if policy.is_recurrent:  # its hidden states are kept by environment
-            action = compute_action(observation, env=env, actor_id=actor, logits_out=logits)
-        else:
-            batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-            actions = policy.compute_actions(batch, actor, logits_out=logits)  # type: ignore[attr-defined]
-            action = {key: value[0] for key, value in actions.items()}
-        record.logits = {key: value[0] for key, value in logits.items()}
-        return action
-
-    return choose
 
 
 def _copied(values: Any) -> Any:

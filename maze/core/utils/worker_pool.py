@@ -287,9 +287,9 @@ class Worker:
 
     index: int
     rows: slice
-    """Its environments among all."""
+    """Indices of its environments among all."""
     process: Any
-    """Its process, which it may share with other workers."""
+    """The process, which it may share with other workers."""
     channel: worker_process.Channel
     """The parent's end of its pipe."""
     alarm: Any
@@ -299,7 +299,7 @@ class Worker:
     n_failures: int = 0
     """Number of consecutive failures."""
     tasks: deque[Task] = field(default_factory=deque)
-    """Its tasks in progress."""
+    """Tasks in progress."""
 
     def fds(self) -> list[int]:
         """Return the file descriptors that show its answers, its end and its alarms."""

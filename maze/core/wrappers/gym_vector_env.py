@@ -84,7 +84,6 @@ class GymBatch(BatchedCoreEnv):
         self._is_own = True
         # Observations of members with a pending autoreset.
         self._first: dict[str, np.ndarray] = {}
-        self._first_pieces: dict[str, np.ndarray] = {}
         # First observations of the episodes that the vector environment has begun, `[n_ended, ...]`.
         self._after: dict[str, np.ndarray] | None = None
         self._next_seed: int | None = None
@@ -157,7 +156,7 @@ class GymBatch(BatchedCoreEnv):
             out[key][...] = array
         if self.autoreset_pending is not None:
             for key, array in self._first.items():
-                space_values.put_rows(out[key], self.autoreset_pending, array, self._first_pieces[key])
+                out[key][self.autoreset_pending] = array[self.autoreset_pending]
 
     @override(BatchedCoreEnv)
     def arrays(self) -> dict[str, np.ndarray]:
@@ -229,8 +228,7 @@ class GymBatch(BatchedCoreEnv):
                     f"{self.env}: expected `{key}` {(self.n_envs, *shape)}, found {self._shown[key].shape}."
                 )
         if self.mode is AutoresetMode.NEXT_STEP:
-            self._first = {key: np.array(array, order="C") for key, array in self._shown.items()}
-            self._first_pieces = {key: space_values.as_pieces(array) for key, array in self._first.items()}
+            self._first = {key: np.array(array) for key, array in self._shown.items()}
 
     def _read(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> dict[str, np.ndarray]:
         """Return the observations of all members.

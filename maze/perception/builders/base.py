@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 WHERE = "model.model_builder"
 ENCODED, SCALED, NORMALIZED = "_SetAttentionBlock_items", "_ScalingBlock", "_RunningNormalizationBlock"
-"""What is appended to the name of an observation: the encoded items of a set, multiplied by its factor, normalized with
-running statistics."""
+"""Suffixes of the name of an observation: encoded items of a set, multiplied by its factor, normalized with running
+statistics."""
 PRESET_KEYS = ("hidden", "recurrence")
 """Entries of the modality configuration that are stages of the template, not modalities."""
 

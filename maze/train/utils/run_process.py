@@ -31,7 +31,7 @@ class EpochSummary(NamedTuple):
     """Summary of an epoch."""
 
     epoch: int
-    """Its number, counted from 1."""
+    """Number of the epoch, counted from 1."""
     n_steps: int
     """Environment steps of the run so far, this epoch included; 0 where learning takes none."""
     mean_reward: float

@@ -37,7 +37,7 @@ class DispatchingKpiCalculator(KpiCalculator):
 
 
 class DispatchingCoreEnv(CoreEnv):
-    """What both ways to act have in common.
+    """Base of the structured and the flat dispatching environment.
 
     :param simulation: The simulation.
     """

@@ -1,4 +1,4 @@
-"""What happens to orders and vehicles."""
+"""Events of orders and vehicles."""
 
 from __future__ import annotations
 

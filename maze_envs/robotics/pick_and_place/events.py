@@ -1,4 +1,4 @@
-"""What the robot achieves."""
+"""Events of the robot."""
 
 from __future__ import annotations
 

@@ -1,27 +1,12 @@
-"""Arrays of values of spaces: casts, and rows that are copied as pieces of memory."""
+"""Casts of values of spaces."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from maze.core.env.space_values import Cast, as_pieces, put_rows
+from maze.core.env.space_values import Cast
 from maze.core.errors import EnvironmentContractError
-
-
-@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 4), (5, 0)])
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
-def test_rows_of_any_shape_and_memory_layout_are_copied(shape, dtype):
-    rng = np.random.default_rng(0)
-    source = rng.integers(0, 2, shape).astype(dtype)
-    source[...] = source if dtype is np.bool_ else source + np.arange(5, dtype=dtype).reshape(5, *[1] * len(shape[1:]))
-    rows = np.array([3, 0, 4])
-    expected = np.zeros(shape, dtype)
-    expected[rows] = source[rows]
-    strided = np.zeros((2, *shape), dtype)[1] if len(shape) == 1 else np.zeros(shape, dtype, order="F")
-    for target in (np.zeros(shape, dtype), strided, np.zeros((10, *shape[1:]), dtype)[::2]):
-        put_rows(target, rows, source, as_pieces(source))
-        np.testing.assert_array_equal(target, expected)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ class BatchedReflex(Reflex):
     def __init__(self) -> None:
         self.batches: list[tuple[ActorID, int]] = []
 
+    def compute_action(
+        self, observation, maze_state=None, env=None, actor_id=None, deterministic=False, logits_out=None
+    ) -> Any:
+        action = super().compute_action(observation)
+        if logits_out is not None:
+            logits_out.update({key: np.full((1, 2), actor_id.agent_id + 0.5) for key in action})
+        return action
+
     def compute_actions(self, observation, actor_id=None, deterministic=False, out=None, logits_out=None) -> Any:
         n_rows = len(next(iter(observation.values())))
         self.batches.append((actor_id, n_rows))

@@ -42,7 +42,7 @@ class StepStateCriticComposer(BaseStateCriticComposer):
     """
 
     critic_class: ClassVar[type[torch_state_critic.TorchStateCritic]] = torch_state_critic.TorchStepStateCritic
-    """What is built from the networks."""
+    """Critic that is built from the networks."""
 
     def __init__(
         self,

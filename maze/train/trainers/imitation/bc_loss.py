@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.imitation.imitation_events import ImitationEvents
 
 LossFunction = Callable[..., Tensor]
-"""Of prediction and target; for weighted losses also of `reduction="none"`."""
+"""Function of prediction and target; for weighted losses also with `reduction="none"`."""
 Statistics = dict[str, Tensor]
 """Values by name of the event."""
 

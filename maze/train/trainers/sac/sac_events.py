@@ -89,4 +89,4 @@ class SACEvents(ABC):
 
     @define_epoch_stats(np.mean)
     def buffer_avg_pick_per_transition(self, value: int) -> None:
-        """How often a transition (or rollout) has been drawn so far, on average over all that were ever added."""
+        """Mean number of times that a transition (or rollout) was sampled, over all that were ever added."""

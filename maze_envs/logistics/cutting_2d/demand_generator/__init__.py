@@ -1,4 +1,4 @@
-"""What customers order: generators of orders, and their construction from configurations."""
+"""Orders of customers: generators of orders, and their construction from configurations."""
 
 from __future__ import annotations
 

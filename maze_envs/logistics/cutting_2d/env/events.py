@@ -1,4 +1,4 @@
-"""What happens while cutting, and how it is counted."""
+"""Events of the cutting environment and their statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done with a piece."""
+"""Action of the cutting environment: the cut of a piece."""
 
 from __future__ import annotations
 

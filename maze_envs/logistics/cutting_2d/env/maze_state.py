@@ -1,4 +1,4 @@
-"""What is on stock and what is ordered, and sizes of both."""
+"""State of the cutting environment: pieces in stock, the ordered piece, and their sizes."""
 
 from __future__ import annotations
 

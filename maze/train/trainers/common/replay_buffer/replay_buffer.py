@@ -40,7 +40,7 @@ class BaseReplayBuffer(ABC):
     n_bytes: int = 0
     """Size of the items in a checkpoint."""
     avg_pick_per_transition: float = 0.0
-    """How often an item was drawn, on average over all that were ever added, where that is counted."""
+    """Mean number of times that an item was sampled, over all that were ever added, where it is counted."""
 
     @abstractmethod
     def add_rollout(self, rollout: SpacesTrajectoryRecord | list[StructuredSpacesRecord]) -> None:

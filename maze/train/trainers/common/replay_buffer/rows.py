@@ -33,7 +33,7 @@ class _Step:
     """An environment step in progress, or completed and without its next observation."""
 
     observations: list[Any] = field(default_factory=list)
-    """Of the actors that acted, and of the one that was to act where the episode was truncated between sub-steps."""
+    """Observations of the actors that acted, and of the next one where the episode was truncated between sub-steps."""
     actions: list[Any] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     next_observation: Any = None

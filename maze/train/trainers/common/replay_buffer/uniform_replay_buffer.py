@@ -62,7 +62,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
     @property
     @override(BaseReplayBuffer)
     def avg_pick_per_transition(self) -> float:  # type: ignore[override]  # read only
-        """How often an item was drawn, on average over all that were ever added."""
+        """Mean number of times that an item was sampled, over all that were ever added."""
         return self.n_drawn / self.n_added if self.n_added else 0.0
 
     @property
