@@ -6,7 +6,7 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,9 +38,9 @@ from maze.core.utils.files import Uploads, inside_directory, uploaded, write_who
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
-    ObservationNormalizationWrapper,
+    make_normalized_env_factory,
+    statistics_of_run,
 )
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.core.wrappers.time_limit_wrapper import time_limited
@@ -296,7 +296,11 @@ class TrainingRun:
             return known
         with imports_guarded(self.loaded.guard):
             factory = EnvFactory(self.cfg.env, self.cfg.get("wrappers") or {})
-            return factory if self.run_dir is None else self._with_stored_statistics(factory, self.run_dir)
+            directory = self.run_dir or self.cfg.get("input_dir")
+            if not directory:
+                return factory
+            with closing(factory()) as env:
+                return make_normalized_env_factory(factory, statistics_of_run(env, directory))
 
     @property
     def n_epochs(self) -> int:
@@ -458,13 +462,6 @@ class TrainingRun:
             raise RunContextError(f"Run {self.loaded.number} has no policy: {self.result.error}.")
         weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
         return SerializedTorchPolicy(self.cfg.model, str(self.run_dir / weights), str(self._spaces_file), device="cpu")
-
-    def _with_stored_statistics(self, factory: Callable[[], Any], directory: Path) -> Callable[[], Any]:
-        env = factory()
-        if not isinstance(env, ObservationNormalizationWrapper):
-            return factory
-        env.load_statistics(directory / (env.statistics_dump or Path("statistics.pkl")).name)
-        return make_normalized_env_factory(factory, env.get_statistics())
 
     @property
     def _algorithm(self) -> Mapping[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from omegaconf import OmegaConf
 
+from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
@@ -17,6 +20,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.checkpoint import load_state
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
@@ -235,6 +239,38 @@ def test_nothing_comes_after_a_time_limit() -> None:
     assert len(gains) > 1
     np.testing.assert_array_equal(gains[:, 0], gains[:, 1])
     np.testing.assert_array_equal(gains[:, 0], gains[:, 2])
+
+
+def test_the_critic_of_the_base_estimates_the_return_after_the_horizon(tmp_path: Path) -> None:
+    run, settings = tmp_path / "run", {"algorithm.epoch_length": 1, "runner.concurrency": 2}
+    rc = RunContext(env="CartPole-v1", algorithm="a2c", run_dir=run, overrides=settings, silent=True)
+    rc.train(n_epochs=1)
+    weights = load_state(run / "state_dict.pt")
+    rc.runner.trainer.model.load_state_dict(weights)
+    env = GymMazeEnv("CartPole-v1")
+    env.seed(1)
+    observation, expected = env.reset(), []
+    for action in (0, 1):
+        copy = GymMazeEnv("CartPole-v1")
+        copy.clone_from(env)
+        following = copy.step({"action": action})[0]
+        value = rc.runner.trainer.model.critic.predict_value(following, 0)
+        expected.append(1.0 + 0.9 * value.item())
+
+    base = {
+        "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
+        "model": OmegaConf.to_container(OmegaConf.load(run / "hydra_config.yaml").model, resolve=True),
+        "state_dict_file": str(run / "state_dict.pt"),
+        "spaces_dict_file": str(run / "spaces_config.pkl"),
+        "device": "cpu",
+    }
+    policy = RolloutPolicy(base, horizon=1, scenarios=1, gamma=0.9, value="critic")
+    actions, values = policy.compute_top_action_candidates(observation, None, None, env, ActorID(0, 0))
+    found = {int(action["action"]): value for action, value in zip(actions, values, strict=True)}
+    assert [found[0], found[1]] == pytest.approx(expected, rel=1e-5)
+    (best,), (highest,) = policy.compute_top_action_candidates(observation, 1, None, env, ActorID(0, 0))
+    assert highest == max(values)
+    assert found[int(best["action"])] == highest
 
 
 def after_the_end(observation: Any, actor: ActorID) -> np.ndarray:

@@ -348,3 +348,23 @@ def test_training_outside_of_the_main_thread_sets_no_signal_handlers():
     thread.start()
     thread.join(60)
     assert trainer.epoch == 1
+
+
+def test_configured_policy_wrappers_are_trained(tmp_path, monkeypatch):
+    wrapper = f"algorithm.policy_wrapper={{_target_: {__name__}.{PushesFirst.__name__}}}"
+    small = ("algorithm.n_rollouts_per_update=4", "algorithm.max_steps=20", "runner.shared_noise_table_size=100000")
+    runner = run_command(tmp_path, monkeypatch, *small, wrapper)
+    assert isinstance(runner.trainer.policy, PushesFirst)
+    assert runner.trainer.policy.n_actions > 1
+    with pytest.raises(ConfigError, match=r"algorithm\.policy_wrapper: RandomFirst has no parameters to train"):
+        run_command(tmp_path, monkeypatch, *small, wrapper.replace("PushesFirst", "RandomFirst"))
+
+
+class RandomFirst(Policy):
+    """Not a policy wrapper: it has no parameters."""
+
+    def __init__(self, torch_policy):
+        self.torch_policy = torch_policy
+
+    def compute_action(self, observation, maze_state=None, env=None, actor_id=None, deterministic=False):
+        return self.torch_policy.compute_action(observation, maze_state, env, actor_id, deterministic)
