@@ -44,7 +44,7 @@ def gae(
     :param next_values: V of the observation after each step; where truncated, of the episode's final observation
         (see :func:`next_values_from`). Ignored where terminated.
     :param terminated: The episode ended by itself in this step.
-    :param truncated: The episode was cut off after this step.
+    :param truncated: The episode was truncated after this step.
     :param gamma: Discount for each environment step.
     :param gae_lambda: 0 gives the temporal difference error, 1 the discounted return minus the value.
     :param step_complete: The sub-step completed an environment step; `None`: each of them did.

@@ -212,7 +212,7 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
     """Distribute the episodes over several processes of this machine.
 
     :param n_episodes: Number of episodes in total.
-    :param max_episode_steps: Steps after which an episode is cut off; 0: never.
+    :param max_episode_steps: Steps after which an episode is truncated; 0: never.
     :param n_processes: Number of processes.
     :param record_trajectory: Store each episode's trajectory in `trajectory_data`.
     :param record_event_logs: Store all events in `event_logs`.

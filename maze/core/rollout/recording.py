@@ -190,8 +190,8 @@ class RolloutReport:
             log_stats.increment_log_step()
         if self.n_cut_off:
             print(
-                f"{self.n_cut_off} of {self._n_episodes} episodes were cut off after {self._max_episode_steps} steps; "
-                "runner.max_episode_steps sets another limit, 0 none.",
+                f"{self.n_cut_off} of {self._n_episodes} episodes were truncated after {self._max_episode_steps} steps "
+                "(runner.max_episode_steps; 0: no limit).",
                 flush=True,
             )
         return stats

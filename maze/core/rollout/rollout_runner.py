@@ -51,7 +51,7 @@ class RolloutRunner(Runner, ABC):
     Each episode has seeds of its own. Results depend on them only, not on the process an episode happens to run in.
 
     :param n_episodes: Number of episodes in total.
-    :param max_episode_steps: Steps after which an episode is cut off; 0: never.
+    :param max_episode_steps: Steps after which an episode is truncated; 0: never.
     :param record_trajectory: Store each episode's trajectory in `trajectory_data`.
     :param record_event_logs: Store all events in `event_logs`.
     :param deterministic: Return deterministic (greedy) actions instead of sampling.
@@ -98,7 +98,7 @@ class RolloutRunner(Runner, ABC):
         self.stats: LogStats | None = None
         """Statistics over all episodes, once they have run."""
         self.n_cut_off = 0
-        """Number of episodes that were cut off after `max_episode_steps`."""
+        """Number of episodes that were truncated after `max_episode_steps`."""
         self._cfg: Any = None
 
     @override(Runner)

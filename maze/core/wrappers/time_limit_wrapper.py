@@ -55,7 +55,7 @@ class TimeLimitWrapper(Wrapper[Any], BaseEnv):
         self._max_episode_steps = limit or None
 
     def remaining_steps(self) -> int | None:
-        """Return the environment steps until the episode is cut off; None: there is no limit."""
+        """Return the environment steps until the episode is truncated; None: there is no limit."""
         return None if self._max_episode_steps is None else self._max_episode_steps - self._elapsed()
 
     def _elapsed(self) -> int:

@@ -54,7 +54,7 @@ class LoggedSteps:
     :param steps: Number of the environment step in its episode.
     :param rewards: Reward between this decision and the next one.
     :param terminated: The episode ended by its own rules.
-    :param truncated: The episode was cut off.
+    :param truncated: The episode was truncated.
     :param propensities: Probability (density) of the action under the policy that acted, NaN where unknown.
     :param episode_starts: First decision of each episode, and the number of decisions at the end, `[n_episodes + 1]`.
     :param acted_by: Name of the policy that acted in each episode, where the log has it.

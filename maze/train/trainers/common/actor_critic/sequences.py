@@ -226,7 +226,7 @@ class SequencedRollout:
         """Return the runs of policy and critic for single observations that follow the recorded ones.
 
         :param actor: The observing actor.
-        :param places: Tick with which the episode was cut off, or the number of ticks, and environment.
+        :param places: Tick with which the episode was truncated, or the number of ticks, and environment.
         """
         sought = None if self._has_shared_critic else actor
         sizes = self._model.policy.state_sizes(actor)
@@ -365,7 +365,7 @@ def actor_trajectories(
     :param ends: The next actor and its value: after the rollout by `(n_ticks, environment index)`, at the end
         of truncated episodes by the tick they ended with.
     :param terminated: `[n_ticks, n_envs]`, the episode ended by itself.
-    :param truncated: `[n_ticks, n_envs]`, the episode was cut off.
+    :param truncated: `[n_ticks, n_envs]`, the episode was truncated.
     :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     :param gamma: Discount for each environment step.
     :param has_left: bool `[n_ticks, n_envs, n_actors]`, the decision was the actor's last one in the episode.
