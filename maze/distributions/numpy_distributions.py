@@ -196,7 +196,7 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
         return
     if len(sizes) == 1:
         most_likely = np.maximum.reduce(logits, -1)  # NaN if one of the row is
-        if np.minimum.reduce(most_likely) > _MASKED and np.maximum.reduce(most_likely) < np.inf:
+        if np.minimum.reduce(most_likely, None) > _MASKED and np.maximum.reduce(most_likely, None) < np.inf:
             return
     broken = np.isnan(logits) | (np.isinf(logits) if not sizes else logits == np.inf)
     if broken.any():

@@ -19,8 +19,6 @@ from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutpu
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.seeding import generator_state, seeded_generator, set_generator_state
-from maze.distributions.categorical import CategoricalProbabilityDistribution
-from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.numpy_distributions import HeadDescription, Sampler, check_logits, ranked_actions, sampler_of
 from maze.distributions.utils import sample_with
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun, recurrent_cells, running
@@ -302,7 +300,7 @@ class ActionHeads:
         mapper = distribution_mapper
         # Name, sampler, and how the logits split into categorical choices.
         self._heads = [
-            (head, _sampler_for(head, mapper, torch_generator), _categorical_sizes(head, mapper))
+            (head, _sampler_for(head, mapper, torch_generator), mapper.choice_sizes(head))
             for head in mapper.action_heads
         ]
 
@@ -429,16 +427,6 @@ class Actor:
     @torch.inference_mode()
     def _in_torch(self, observation: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         return self._heads.as_arrays(self._network(as_float_tensors(observation, self._device)))
-
-
-def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:
-    """Return how a head's logits split into categorical choices, subclasses included; empty for other distributions."""
-    distribution, space = mapper.distribution_class(head), mapper.action_space.spaces[head]
-    if issubclass(distribution, CategoricalProbabilityDistribution) and isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if issubclass(distribution, MultiCategoricalProbabilityDistribution) and isinstance(space, spaces.MultiDiscrete):
-        return [int(size) for size in space.nvec.flatten()]
-    return []
 
 
 def _choices_of(space: spaces.Space[Any]) -> HeadDescription:
