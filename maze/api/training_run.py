@@ -6,7 +6,7 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,9 +38,9 @@ from maze.core.utils.files import Uploads, inside_directory, uploaded, write_who
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
-    ObservationNormalizationWrapper,
+    make_normalized_env_factory,
+    statistics_of_run,
 )
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.core.wrappers.time_limit_wrapper import time_limited
@@ -143,7 +143,6 @@ class TrainingRun:
         self._stats = log_stats.StatsContext(stays_open=True)
         self._generators = GlobalGenerators()
         self._policy: TorchPolicy | None = None
-        self._env_factory: Callable[[], Any] | None = None
         # Reason why the run cannot be trained further.
         self._end: str | None = None
         seeding = self.cfg.get("seeding") or {}
@@ -234,10 +233,7 @@ class TrainingRun:
         return directory
 
     def release(self) -> None:
-        """Release resources of training; keep the policy."""
-        if self.runner is not None and self.result.status == "completed":
-            self._policy = self.policy
-        self._env_factory = self.env_factory
+        """Release resources of training; policy and statistics are read from the directory from then on."""
         self.close()
         self.runner, self._end = None, "The runs of a multirun are trained once."
 
@@ -291,12 +287,16 @@ class TrainingRun:
     @property
     def env_factory(self) -> Callable[[], Any]:
         """Factory of the environment with its wrappers and, once known, their normalization statistics."""
-        known: Callable[[], Any] | None = self._env_factory or getattr(self.runner, "env_factory", None)
+        known: Callable[[], Any] | None = getattr(self.runner, "env_factory", None)
         if known is not None:
             return known
         with imports_guarded(self.loaded.guard):
             factory = EnvFactory(self.cfg.env, self.cfg.get("wrappers") or {})
-            return factory if self.run_dir is None else self._with_stored_statistics(factory, self.run_dir)
+            directory = self.run_dir or self.cfg.get("input_dir")
+            if not directory:
+                return factory
+            with closing(factory()) as env:
+                return make_normalized_env_factory(factory, statistics_of_run(env, directory))
 
     @property
     def n_epochs(self) -> int:
@@ -403,7 +403,6 @@ class TrainingRun:
         arguments = list(self.loaded.arguments)
         run_summary.write_run_info(directory, self.cfg, self.project, arguments)
         texts = {
-            "config.yaml": config_to_yaml(self.cfg),
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.masked_copy(self.loaded.hydra, "hydra")),
             "overrides.yaml": config_to_yaml(arguments[2:]) if arguments[2:] else "[]\n",
         }
@@ -458,13 +457,6 @@ class TrainingRun:
             raise RunContextError(f"Run {self.loaded.number} has no policy: {self.result.error}.")
         weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
         return SerializedTorchPolicy(self.cfg.model, str(self.run_dir / weights), str(self._spaces_file), device="cpu")
-
-    def _with_stored_statistics(self, factory: Callable[[], Any], directory: Path) -> Callable[[], Any]:
-        env = factory()
-        if not isinstance(env, ObservationNormalizationWrapper):
-            return factory
-        env.load_statistics(directory / (env.statistics_dump or Path("statistics.pkl")).name)
-        return make_normalized_env_factory(factory, env.get_statistics())
 
     @property
     def _algorithm(self) -> Mapping[str, Any]:

@@ -47,15 +47,26 @@ class LastingStream:
         try:
             self._target.flush()
         except OSError:
-            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-                descriptor = self._target.fileno()
-                kept = os.dup(descriptor)
-                os.dup2(nowhere.fileno(), descriptor)
+            with suppress(OSError, ValueError), descriptor_silenced(self._target.fileno()):
                 self._target.flush()
-                os.dup2(kept, descriptor)
-                os.close(kept)
         except ValueError:
             return  # closed
+
+
+@contextmanager
+def descriptor_silenced(descriptor: int) -> Iterator[None]:
+    """Return a context in which the output of a file descriptor is dropped, also that of native libraries.
+
+    :param descriptor: 1 is stdout, 2 is stderr; for all threads.
+    """
+    kept = os.dup(descriptor)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), descriptor)
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
 
 
 @contextmanager

@@ -41,6 +41,15 @@ def test_a_loaded_run_acts_in_its_environment_as_it_was_trained(trained: RunCont
     assert np.array_equal(actions[0]["action"], actions[1]["action"])
 
 
+def test_environments_of_a_loaded_run_normalize_as_in_training_before_it_is_used(trained: RunContext) -> None:
+    observations = []
+    for rc in (trained, RunContext.load(trained.run_dir, silent=True)):
+        env = rc.env_factory()
+        env.seed(1)
+        observations.append(env.reset()["observation"])
+    assert np.array_equal(*observations)
+
+
 def test_a_loaded_run_trains_further_from_its_weights_in_a_directory_of_its_own(trained: RunContext) -> None:
     loaded = RunContext.load(trained.run_dir, silent=True)
     assert torch.equal(_first(loaded), _first(trained))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from omegaconf import OmegaConf
 
+from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.checkpoint import load_state
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
@@ -28,6 +33,7 @@ from maze_envs.logistics.dispatching.maze_env import dispatching_env
 from maze_envs.packing.bin_packing import BinPackingEnv, PackingRule
 from maze_envs.queueing.network import PriorityPolicy, QueueingEnv
 from maze_envs.scheduling.job_shop import JobShopEnv
+from tests.train.parallelization.toy_envs import Observe, PassOn, ToyCoreEnv
 
 
 class Given:
@@ -237,6 +243,38 @@ def test_nothing_comes_after_a_time_limit() -> None:
     np.testing.assert_array_equal(gains[:, 0], gains[:, 2])
 
 
+def test_the_critic_of_the_base_estimates_the_return_after_the_horizon(tmp_path: Path) -> None:
+    run, settings = tmp_path / "run", {"algorithm.epoch_length": 1, "runner.concurrency": 2}
+    rc = RunContext(env="CartPole-v1", algorithm="a2c", run_dir=run, overrides=settings, silent=True)
+    rc.train(n_epochs=1)
+    weights = load_state(run / "state_dict.pt")
+    rc.runner.trainer.model.load_state_dict(weights)
+    env = GymMazeEnv("CartPole-v1")
+    env.seed(1)
+    observation, expected = env.reset(), []
+    for action in (0, 1):
+        copy = GymMazeEnv("CartPole-v1")
+        copy.clone_from(env)
+        following = copy.step({"action": action})[0]
+        value = rc.runner.trainer.model.critic.predict_value(following, 0)
+        expected.append(1.0 + 0.9 * value.item())
+
+    base = {
+        "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
+        "model": OmegaConf.to_container(OmegaConf.load(run / "hydra_config.yaml").model, resolve=True),
+        "state_dict_file": str(run / "state_dict.pt"),
+        "spaces_dict_file": str(run / "spaces_config.pkl"),
+        "device": "cpu",
+    }
+    policy = RolloutPolicy(base, horizon=1, scenarios=1, gamma=0.9, value="critic")
+    actions, values = policy.compute_top_action_candidates(observation, None, None, env, ActorID(0, 0))
+    found = {int(action["action"]): value for action, value in zip(actions, values, strict=True)}
+    assert [found[0], found[1]] == pytest.approx(expected, rel=1e-5)
+    (best,), (highest,) = policy.compute_top_action_candidates(observation, 1, None, env, ActorID(0, 0))
+    assert highest == max(values)
+    assert found[int(best["action"])] == highest
+
+
 def after_the_end(observation: Any, actor: ActorID) -> np.ndarray:
     return 1000.0 + np.arange(len(next(iter(observation.values()))))
 
@@ -305,6 +343,45 @@ def test_a_deployment_plans_for_reported_states() -> None:
             state, reward, done, info = system.step(action)
         deployment.finish_episode(state, reward, done, info)
         assert deployment.n_episodes == 1
+
+
+class Line(ToyCoreEnv):
+    """Steps to the left or to the right; the distance from 0 is paid."""
+
+    def reset(self) -> Any:
+        self.position = 3
+        return self.get_maze_state()
+
+    def step(self, maze_action: Any) -> Any:
+        self.position += int(maze_action["move"]) - 1
+        return self.get_maze_state(), -float(abs(self.position)), False, {}
+
+    def get_maze_state(self) -> Any:
+        return {"position": [self.position]}
+
+    def clone_from(self, env: Any) -> None:
+        self.load_maze_state(env.get_maze_state(), env.actor)
+
+    def load_maze_state(self, maze_state: Any, actor_id: ActorID) -> None:
+        self.position, self.actor = maze_state["position"][0], actor_id
+
+
+def test_a_real_system_is_planned_for_in_the_state_that_it_reports() -> None:
+    seen = spaces.Dict(position=spaces.Box(-99, 99, (1,), np.float32))
+    move = spaces.Dict(move=spaces.Discrete(3))
+
+    class Rests(Policy):
+        def compute_action(self, *arguments: Any, **options: Any) -> Any:
+            return {"move": 1}
+
+    def env() -> Any:
+        return MazeEnv(Line(), {0: PassOn(move)}, {0: Observe(seen)})
+
+    policy = RolloutPolicy(Rests(), horizon=4, scenarios=1)
+    policy.seed(1)
+    with AgentDeployment(policy, env()) as deployment:
+        moves = [deployment.act({"position": [x]}, 0.0, False, {})["move"] for x in (5, -7, 0, 2)]
+    assert [int(move) - 1 for move in moves] == [-1, 1, 0, -1]
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,7 @@ class Reinforce(EpochTrainer):
     @classmethod
     def build(cls, run: TrainingRunner) -> "Reinforce":
         model = run.model()
-        selection = run.best_model_selection(model)
-        evaluator, file = run.evaluator(selection), run.checkpoint_file
-        return cls(
-            run.algorithm, model, run.rollouts(), evaluator=evaluator, model_selection=selection, checkpoint_file=file
-        )
+        return cls(run.algorithm, model, run.rollouts(), **run.common_arguments(model))
 
     def _update(self) -> None:
         columns = self.rollouts.allocate(self.config.n_rollout_steps, self.model.policy)

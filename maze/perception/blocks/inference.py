@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from maze.console.streams import descriptor_silenced
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, did_you_mean
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
@@ -259,6 +260,17 @@ def network_of(
     return _NetworkWithCandidates(*arguments, names=names, candidates=candidates or {})
 
 
+def drawable(network: nn.Module) -> InferenceBlock | None:
+    """Return the inference block in a network, or what its method `drawn` returns; `None`: it has neither."""
+    with torch.device("meta"):  # pictures need neither memory nor random numbers
+        for part in network.modules():
+            if isinstance(part, InferenceBlock):
+                return part
+            if hasattr(part, "drawn"):
+                return part.drawn()  # type: ignore[no-any-return, operator]  # nn.Module hides methods
+    return None
+
+
 class InferenceGraph:
     """A picture of an :class:`InferenceBlock`: blocks in blue, tensors in red, each with its shape.
 
@@ -333,8 +345,9 @@ class InferenceGraph:
             graph.add_edges_from((f"tensor {key}", f"block {name}") for key in block.in_keys)
             produced = [key for key in block.out_keys if key not in self.inference_block.in_keys]
             graph.add_edges_from((f"block {name}", f"tensor {key}") for key in produced)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # missing fonts, without which Graphviz draws as well
+        # Missing fonts and unknown settings of fonts, without which Graphviz draws as well.
+        with warnings.catch_warnings(), descriptor_silenced(2):
+            warnings.simplefilter("ignore", RuntimeWarning)
             return graph.draw(format=suffix, prog="dot")  # type: ignore[no-any-return]
 
 

@@ -125,12 +125,12 @@ class BaseModelComposer(ABC):
 
         :param save_path: Output directory.
         """
-        from maze.perception.blocks.inference import InferenceBlock, InferenceGraph
+        from maze.perception.blocks.inference import InferenceGraph, drawable
 
         for kind, model in (("policy", self.policy), ("critic", self.critic)):
             networks: Mapping[Any, nn.Module] = {} if model is None else model.networks
             for key, network in networks.items():
-                block = next((part for part in network.modules() if isinstance(part, InferenceBlock)), None)
+                block = drawable(network)
                 if block is None:
                     continue
                 name = "_".join(map(str, key)) if isinstance(key, tuple) else str(key)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from importlib.resources import files
 
 import pytest
@@ -10,8 +11,14 @@ from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
+from maze.perception.blocks.inference import drawable
 from maze.perception.models.auto_model_composer import AutoModelComposer
-from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateValueNet
+from maze.perception.models.built_in.flatten_concat import (
+    FlattenConcatPolicyNet,
+    FlattenConcatSharedEmbeddingPolicyNet,
+    FlattenConcatStateActionValueNet,
+    FlattenConcatStateValueNet,
+)
 from maze.perception.models.model_composer import BaseModelComposer
 
 PROBABILISTIC = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
@@ -46,6 +53,36 @@ def test_initial_weights_are_unit_vectors_and_the_policy_starts_close_to_uniform
     assert torch.allclose(policy.heads[0].weight.norm(dim=1), torch.full((3,), 0.01))
     value = FlattenConcatStateValueNet({"observation": (6,)}, [16], nn.Tanh)
     assert torch.allclose(value.value_head.weight.norm(), torch.tensor(1.0))
+
+
+DENSE = {"hidden_units": [8, 5], "non_lin": "torch.nn.Tanh"}
+
+
+@pytest.mark.parametrize(
+    ("network", "outputs"),
+    [
+        (lambda: FlattenConcatPolicyNet(SHAPES, {"move": (4,), "use": (2, 3)}, **DENSE), {"move": 4, "use": 6}),
+        (lambda: FlattenConcatPolicyNet({"level": ()}, {"level": (4,)}, [], nn.Tanh), {"level_output": 4}),
+        (lambda: FlattenConcatStateValueNet(SHAPES, **DENSE), {"value": 1}),
+        (lambda: FlattenConcatStateActionValueNet(SHAPES, {"q_value": (1,)}, **DENSE), {"q_value": 1}),
+        (lambda: FlattenConcatSharedEmbeddingPolicyNet(SHAPES, {"move": (4,)}, **DENSE, head_units=[3]), {"move": 4}),
+    ],
+)
+def test_networks_are_drawn_as_blocks_of_their_size_without_random_numbers(network, outputs):
+    network = network()
+    generator = torch.get_rng_state()
+    block = drawable(network)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert {key: math.prod(shape) for key, shape in zip(block.out_keys, block.out_shapes(), strict=True)} == outputs
+    assert block.get_num_of_parameters() == sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_a_subclass_that_computes_something_else_is_not_drawn():
+    class Halved(FlattenConcatPolicyNet):
+        def forward(self, x):
+            return {head: logits / 2 for head, logits in super().forward(x).items()}
+
+    assert drawable(Halved(SHAPES, {"move": (4,)}, **DENSE)) is None
 
 
 def test_missing_activations_and_observations_are_named():

@@ -413,10 +413,23 @@ def estimated_statistics(
     if not isinstance(env, ObservationNormalizationWrapper):
         return None, env_factory
     if input_dir and env.names_to_estimate():
-        file = env.statistics_dump or Path("statistics.pkl")
-        env.load_statistics(Path(input_dir) / file.name)
+        statistics = statistics_of_run(env, input_dir)
         env.dump_statistics()
-        statistics: base.StructuredStatisticsType | None = env.get_statistics()
     else:
         statistics = obtain_normalization_statistics(env, n_samples=n_samples)
     return statistics, make_normalized_env_factory(env_factory, statistics)
+
+
+def statistics_of_run(env: Any, directory: str | Path) -> base.StructuredStatisticsType | None:
+    """Return the statistics that a run has used, which the environment then uses as well.
+
+    :param env: An environment with the wrappers of the run.
+    :param directory: The directory of the run.
+    :return: `None`: nothing is normalized.
+    :raises CheckpointError: Their file cannot be read, or does not fit the environment.
+    """
+    if not isinstance(env, ObservationNormalizationWrapper):
+        return None
+    if env.names_to_estimate():
+        env.load_statistics(Path(directory) / (env.statistics_dump or Path("statistics.pkl")).name)
+    return env.get_statistics()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.perception.blocks.base import PerceptionBlock
+from maze.perception.blocks.feed_forward.dense import DenseBlock
+from maze.perception.blocks.general.concat import ConcatenationBlock
+from maze.perception.blocks.general.flatten import FlattenBlock
+from maze.perception.blocks.inference import InferenceBlock
+from maze.perception.blocks.output.linear import LinearOutputBlock
 from maze.perception.fast_layers import Linear
 from maze.perception.program.network_in_torch import evaluated_by_program
 from maze.perception.program.network_program import Place, Places, ProgramReader
@@ -37,8 +45,10 @@ class FlattenConcatBaseNet(nn.Module):
         activation = activation_type(non_lin, "non_lin")
         if activation is nn.Module:
             raise ConfigError(f"{type(self).__name__}: choose an activation for `non_lin`, e.g. torch.nn.Tanh.")
-        self._obs_shapes = {key: tuple(shape) for key, shape in obs_shapes.items()}
-        widths = [sum(math.prod(shape) for shape in self._obs_shapes.values()), *hidden_units]
+        self.obs_shapes = {key: tuple(shape) for key, shape in obs_shapes.items()}
+        self._output_shapes: dict[str, tuple[int, ...]] = {}
+        self._dense: dict[str, Any] = {"hidden_units": list(hidden_units), "non_lin": non_lin}
+        widths = [sum(math.prod(shape) for shape in self.obs_shapes.values()), *hidden_units]
         layers: list[nn.Module] = []
         for n_in, n_out in pairwise(widths):
             layers += [Linear(n_in, n_out), activation()]
@@ -52,7 +62,7 @@ class FlattenConcatBaseNet(nn.Module):
         :param x: Observations `[..., *shape]` by key.
         """
         flat = []
-        for key, shape in self._obs_shapes.items():
+        for key, shape in self.obs_shapes.items():
             tensor = x[key] if x[key].is_floating_point() else x[key].float()
             if len(shape) != 1:
                 tensor = tensor.flatten(tensor.dim() - len(shape)) if shape else tensor.unsqueeze(-1)
@@ -67,8 +77,57 @@ class FlattenConcatBaseNet(nn.Module):
         :param inputs: Places of the observations by key.
         :return: Place of the result, `[..., n_latent]`.
         """
-        flat = [reader.flatten(inputs[key], len(shape)) for key, shape in self._obs_shapes.items()]
+        flat = [reader.flatten(inputs[key], len(shape)) for key, shape in self.obs_shapes.items()]
         return reader.layer(self.hidden, reader.concatenate(flat, axis=-1))
+
+    def _layers_of_outputs(self) -> Iterable[nn.Module]:
+        """Return the layer of each output. Default: `heads`."""
+        return self.get_submodule("heads").children()
+
+    @evaluated_by_program
+    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the outputs by key, `[..., *shape]`: logits, values of states, or values of states and actions.
+
+        :param x: Observations, and encoded actions where they are inputs, `[..., *shape]` by key.
+        """
+        latent = self.latent(x)
+        outputs = {}
+        for (key, shape), layer in zip(self._output_shapes.items(), self._layers_of_outputs(), strict=True):
+            output = layer(latent)
+            outputs[key] = output if len(shape) == 1 else output.unflatten(-1, shape)
+        return outputs
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        latent = self.describe_latent(reader, inputs)
+        return {
+            key: reader.unflatten(reader.layer(layer, latent), shape)
+            for (key, shape), layer in zip(self._output_shapes.items(), self._layers_of_outputs(), strict=True)
+        }
+
+    def perception_blocks(self, latent: str = EMBEDDING) -> dict[str, PerceptionBlock]:
+        """Return the network as blocks with parameters of their own, for pictures.
+
+        :param latent: Key of the output of the dense layers.
+        """
+        blocks: dict[str, PerceptionBlock] = {
+            f"{key}_flat": FlattenBlock(key, f"{key}_flat", shape, num_flatten_dims=len(shape))
+            for key, shape in self.obs_shapes.items()
+        }
+        shapes = [block.out_shapes()[0] for block in blocks.values()]
+        source = f"{latent}_input"
+        blocks[source] = ConcatenationBlock(list(blocks), source, shapes, concat_dim=-1)
+        if self._dense["hidden_units"]:
+            blocks[latent] = DenseBlock(source, latent, blocks[source].out_shapes(), **self._dense)
+            source = latent
+        for key, shape in self._output_shapes.items():
+            name = f"{key}_output" if key in self.obs_shapes else key
+            blocks[name] = LinearOutputBlock(source, name, blocks[source].out_shapes(), math.prod(shape))
+        return blocks
+
+    def drawn(self) -> InferenceBlock | None:
+        """Return the block that pictures show; `None`: a subclass computes something else."""
+        is_described = type(self).forward is FlattenConcatBaseNet.forward
+        return _drawn(self, self.perception_blocks()) if is_described else None
 
 
 class FlattenConcatPolicyNet(FlattenConcatBaseNet):
@@ -92,42 +151,22 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
         ordered_heads: Sequence[str] = (),
     ) -> None:
         super().__init__(obs_shapes, hidden_units, non_lin)
-        self._head_shapes = {head: tuple(shape) for head, shape in action_logits_shapes.items()}
-        vectors = [head for head, shape in self._head_shapes.items() if len(shape) == 1]
+        self._output_shapes = {head: tuple(shape) for head, shape in action_logits_shapes.items()}
+        vectors = [head for head, shape in self._output_shapes.items() if len(shape) == 1]
         if unknown := [head for head in ordered_heads if head not in vectors]:
             raise ConfigError(f"ordered_heads: expected some of the discrete heads {vectors}, found {unknown}.")
         self.heads = nn.ModuleList(
             nn.Sequential(nn.Linear(self.n_latent, 3), nn.Linear(3, shape[0], bias=False))
             if head in ordered_heads
             else Linear(self.n_latent, math.prod(shape))
-            for head, shape in self._head_shapes.items()
+            for head, shape in self._output_shapes.items()
         )
         self.heads.apply(make_module_init_normc(0.01))  # starts close to the uniform policy
-        for head, layers in zip(self._head_shapes, self.heads, strict=True):
+        for head, layers in zip(self._output_shapes, self.heads, strict=True):
             if head in ordered_heads:
                 powers = layers.get_submodule("1").requires_grad_(False)
-                places = torch.linspace(-1.0, 1.0, self._head_shapes[head][0])
+                places = torch.linspace(-1.0, 1.0, self._output_shapes[head][0])
                 powers.load_state_dict({"weight": torch.stack([torch.ones_like(places), places, places**2], -1)})
-
-    @evaluated_by_program
-    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return logits by action head, `[..., *logits shape]`.
-
-        :param x: Observations `[..., *shape]` by key.
-        """
-        latent = self.latent(x)
-        logits = {}
-        for (head, shape), layer in zip(self._head_shapes.items(), self.heads, strict=True):
-            output = layer(latent)
-            logits[head] = output if len(shape) == 1 else output.unflatten(-1, shape)
-        return logits
-
-    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        latent = self.describe_latent(reader, inputs)
-        return {
-            head: reader.unflatten(reader.layer(layer, latent), shape)
-            for (head, shape), layer in zip(self._head_shapes.items(), self.heads, strict=True)
-        }
 
 
 class FlattenConcatStateValueNet(FlattenConcatBaseNet):
@@ -142,19 +181,13 @@ class FlattenConcatStateValueNet(FlattenConcatBaseNet):
         self, obs_shapes: dict[str, Sequence[int]], hidden_units: list[int], non_lin: str | type[nn.Module]
     ) -> None:
         super().__init__(obs_shapes, hidden_units, non_lin)
+        self._output_shapes = {"value": (1,)}
         self.value_head = Linear(self.n_latent, 1)
         self.value_head.apply(make_module_init_normc(1.0))
 
-    @evaluated_by_program
-    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the value of the state, `{"value": [..., 1]}`.
-
-        :param x: Observations `[..., *shape]` by key.
-        """
-        return {"value": self.value_head(self.latent(x))}
-
-    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        return {"value": reader.layer(self.value_head, self.describe_latent(reader, inputs))}
+    @override(FlattenConcatBaseNet)
+    def _layers_of_outputs(self) -> Iterable[nn.Module]:
+        return (self.value_head,)
 
 
 class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
@@ -174,22 +207,9 @@ class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
         non_lin: str | type[nn.Module],
     ) -> None:
         super().__init__(obs_shapes, hidden_units, non_lin)
-        self._q_value_keys = list(q_value_shapes)
+        self._output_shapes = {key: tuple(shape) for key, shape in q_value_shapes.items()}
         self.heads = nn.ModuleList(Linear(self.n_latent, math.prod(shape)) for shape in q_value_shapes.values())
         self.heads.apply(make_module_init_normc(0.1))
-
-    @evaluated_by_program
-    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the values by key, `[..., n]`.
-
-        :param x: Observations, and actions where the critic takes them, `[..., *shape]` by key.
-        """
-        latent = self.latent(x)
-        return {key: head(latent) for key, head in zip(self._q_value_keys, self.heads, strict=True)}
-
-    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        latent = self.describe_latent(reader, inputs)
-        return {key: reader.layer(head, latent) for key, head in zip(self._q_value_keys, self.heads, strict=True)}
 
 
 class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
@@ -234,6 +254,10 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
         embedding = {EMBEDDING: self.embedding.describe_latent(reader, inputs)}
         return {**reader.module(self.policy, embedding), **embedding}
 
+    def drawn(self) -> InferenceBlock:
+        """Return the block that pictures show."""
+        return _drawn(self.embedding, self.embedding.perception_blocks() | self.policy.perception_blocks("hidden"))
+
 
 class FlattenConcatSharedEmbeddingStateValueNet(FlattenConcatStateValueNet):
     """Values from the policy's latent representation.
@@ -253,3 +277,8 @@ class FlattenConcatSharedEmbeddingStateValueNet(FlattenConcatStateValueNet):
                 "Use it together with FlattenConcatSharedEmbeddingPolicyNet."
             )
         super().__init__({EMBEDDING: obs_shapes[EMBEDDING]}, head_units, non_lin)
+
+
+def _drawn(first: FlattenConcatBaseNet, blocks: Mapping[str, PerceptionBlock]) -> InferenceBlock:
+    outputs = [name for name, block in blocks.items() if isinstance(block, LinearOutputBlock)]
+    return InferenceBlock(list(first.obs_shapes), outputs, list(first.obs_shapes.values()), blocks)

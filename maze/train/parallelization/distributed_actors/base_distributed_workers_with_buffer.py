@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
@@ -15,7 +16,7 @@ from maze.train.parallelization.distributed_actors.distributed_actors import Epi
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows, record_of_batch
-from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, fixed_actors
+from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 
 
 @dataclass(eq=False)
@@ -50,6 +51,7 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         self.n_env_steps = self.n_rollout_steps * self.rollouts_per_iteration
         """Number of environment steps of the latest collection."""
         self._actors: list[ActorID] = []
+        self._envs: list[Any] = []
         self.is_ahead = False
         """Whether the rollouts of the next collection were started in advance."""
 
@@ -57,9 +59,16 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
     def start(self) -> None:
         """Make the environments."""
 
-    @abstractmethod
     def stop(self) -> None:
         """Close the environments."""
+        while self._envs:
+            self._envs.pop().close()
+
+    @override(EpisodeCollector)
+    def write_epoch_stats(self) -> None:
+        for env in self._envs[:1]:  # all share the actors of a cluster
+            env.report_work()
+        super().write_epoch_stats()
 
     def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
         """Update the behaviour policy.
@@ -76,6 +85,7 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
         :param sizes: Number of environments of each of their groups.
         :return: Converters to rows, one for each group.
         """
+        self._envs.append(env)
         env.epoch_stats = self.epoch_stats
         env.seed(seeds)
         spaces = (env.observation_spaces_dict, env.action_spaces_dict)
@@ -114,14 +124,7 @@ class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
 
         :param learner_device: Device of the tensors.
         """
-        return record_of_batch(self.sample_transitions(learner_device))
-
-    def sample_transitions(self, learner_device: str) -> TransitionBatch:
-        """Sample a batch from the buffer as arrays.
-
-        :param learner_device: Device of the tensors.
-        """
-        return self.replay_buffer.sample_transitions(self.batch_size, learner_device)
+        return record_of_batch(self.replay_buffer.sample_transitions(self.batch_size, learner_device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of environments and policy generators, and the steps that are not in the buffer yet."""

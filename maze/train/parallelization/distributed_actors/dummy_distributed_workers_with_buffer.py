@@ -80,8 +80,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         if self._collecting is not None:
             wait([self._collecting], _CLOSE_SECONDS)
             self._collecting, self.is_ahead = None, False
-        for group in self._groups:
-            group.env.close()
+        super().stop()
         self._groups.clear()
 
     @override(BaseDistributedWorkersWithBuffer)
@@ -155,12 +154,6 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             group.rows.load_state(rows[envs], new_episodes, with_numbers=not self.replay_buffer.lacks_rows)
         return problems
 
-    @override(BaseDistributedWorkersWithBuffer)
-    def write_epoch_stats(self) -> None:
-        if self._groups:  # all groups share the actors of a cluster
-            self._groups[0].env.report_work()
-        super().write_epoch_stats()
-
 
 class FirstFragmentWorkers(BaseDistributedWorkersWithBuffer):
     """Add fragments to the buffer in the order of their arrival; groups of environments do not wait for each other.
@@ -178,22 +171,15 @@ class FirstFragmentWorkers(BaseDistributedWorkersWithBuffer):
     def __init__(self, *args: Any, wait_for: float, make_env: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._wait_for, self._make_env = wait_for, make_env
-        self._env: Any = None
         self._plan = RolloutPlan(self.n_rollout_steps, with_logits=False, keeps_terminal=False, begins=True)
 
     @override(BaseDistributedWorkersWithBuffer)
     def start(self) -> None:
-        if self._env is None:
-            env = self._env = self._make_env(self.env_factory, self.n_workers, "train")
+        if not self._envs:
+            env = self._make_env(self.env_factory, self.n_workers, "train")
             env.max_age, env.may_join = math.inf, False
             sizes = [group.stop - group.start for group in env.groups]
             self._rows = self._prepared(env, self.env_instance_seeds, sizes)
-
-    @override(BaseDistributedWorkersWithBuffer)
-    def stop(self) -> None:
-        env, self._env = self._env, None
-        if env is not None:
-            env.close()
 
     @override(BaseDistributedWorkersWithBuffer)
     def collect_rollouts(self) -> tuple[float, float, float]:
@@ -201,7 +187,7 @@ class FirstFragmentWorkers(BaseDistributedWorkersWithBuffer):
         start, buffer = time.perf_counter(), self.replay_buffer
         n_most = math.ceil(self.rollouts_per_iteration * len(self._rows) / self.n_workers)
         n_awaited = math.ceil(self._wait_for * n_most - 1e-9)
-        fragments = self._env.collect_first(self.worker_policy, self._plan, n_awaited, n_most)
+        fragments = self._envs[0].collect_first(self.worker_policy, self._plan, n_awaited, n_most)
         self._plan = self._plan._replace(begins=False)
         for group, columns in fragments:
             buffer.add_rows(self._rows[group].convert(columns, buffer.n_rows_added))
@@ -210,7 +196,7 @@ class FirstFragmentWorkers(BaseDistributedWorkersWithBuffer):
 
     @override(BaseDistributedWorkersWithBuffer)
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **self._env.state_dict()}
+        return {**super().state_dict(), **self._envs[0].state_dict()}
 
     @override(BaseDistributedWorkersWithBuffer)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
@@ -222,11 +208,5 @@ class FirstFragmentWorkers(BaseDistributedWorkersWithBuffer):
             rows.load_state([])
         learned = [state["wrappers"] for state in structured_vector_env.states_for(state_dict, self.n_workers)]
         states = asynchronous_states({0: learned}, self.n_workers)
-        problems: dict[int, str] = self._env.load_state_dict({"n_starts": 1, **state_dict, "environments": states})
+        problems: dict[int, str] = self._envs[0].load_state_dict({"n_starts": 1, **state_dict, "environments": states})
         return problems
-
-    @override(BaseDistributedWorkersWithBuffer)
-    def write_epoch_stats(self) -> None:
-        if self._env is not None:
-            self._env.report_work()
-        super().write_epoch_stats()

@@ -175,14 +175,8 @@ class ObservationStatistics:
 
         :param columns: The rollout.
         """
-        parts = []
-        for substep in columns.substeps.values() if self._blocks else ():
-            if substep.valid is None:  # all but those after the last step
-                n, seen = substep.n_rows, substep.observations.items()
-                parts.append({key: array[:n].reshape(n * columns.n_envs, *array.shape[2:]) for key, array in seen})
-            else:
-                parts.append({key: array[substep.entries()] for key, array in substep.observations.items()})
-        self.learn_from(parts)
+        substeps = [(each.entries(), each.observations) for each in columns.substeps.values() if self._blocks]
+        self.learn_from({key: array[entries] for key, array in seen.items()} for entries, seen in substeps)
 
     def learn_from(self, observations: Iterable[Mapping[str, np.ndarray]]) -> None:
         """Take observations into account.
@@ -190,24 +184,21 @@ class ObservationStatistics:
         :param observations: Arrays `[n, *shape]` by name, each observation in one of them.
         :raises ConfigError: A network normalizes something that is not an observation.
         """
-        if not self._blocks:
-            return
-        parts = list(observations)
+        seen: set[str] = set()
+        found: dict[str, CumulativeMovingMeanStd] = {}
+        for part in observations if self._blocks else ():
+            seen |= part.keys()
+            for key in self._blocks.keys() & part.keys():
+                if len(part[key]):
+                    found.setdefault(key, CumulativeMovingMeanStd(epsilon=0.0)).update(part[key])
         for key, blocks in self._blocks.items():
-            found = CumulativeMovingMeanStd(epsilon=0.0)
-            for part in parts:
-                if key in part and len(part[key]):
-                    found.update(part[key])
-            if not found.count:
-                if any(part for part in parts) and not any(key in part for part in parts):
-                    raise ConfigError(
-                        f"model: {blocks[0].block_name} normalizes `{key}`, but there are the observations "
-                        f"{sorted({name for part in parts for name in part})}. A RunningNormalizationBlock takes an "
-                        "observation as the environment shows it."
-                    )
-                continue
-            for block in blocks:
-                block.learn(found)
+            if seen and key not in seen:
+                raise ConfigError(
+                    f"model: {blocks[0].block_name} normalizes `{key}`, but there are the observations {sorted(seen)}. "
+                    "A RunningNormalizationBlock takes an observation as the environment shows it."
+                )
+            for block in blocks if key in found else ():
+                block.learn(found[key])
 
     def learn_merged(self, found: Mapping[str, CumulativeMovingMeanStd]) -> None:
         """Take observations into account of which only the statistics are known.

@@ -205,7 +205,6 @@ class ReplayTrainer(EpochTrainer, ABC):
         if collects_ahead or policy.device != "cpu":
             policy = copy.deepcopy(policy)
             policy.to("cpu")
-        selection = run.best_model_selection(model)
         replay_buffer = cls._replay_buffer(run)
         workers = run.workers(
             worker_policy=cls._worker_policy(policy),
@@ -217,15 +216,7 @@ class ReplayTrainer(EpochTrainer, ABC):
             env_instance_seeds=run.env_seeds(config.num_actors),
             replay_buffer=replay_buffer,
         )
-        trainer = cls(
-            config,
-            model,
-            workers,
-            evaluator=run.evaluator(selection),
-            seed=run.agent_seed(),
-            model_selection=selection,
-            checkpoint_file=run.checkpoint_file,
-        )
+        trainer = cls(config, model, workers, seed=run.agent_seed(), **run.common_arguments(model))
         trainer.collects_ahead = collects_ahead
         if run.resumed_state.get("replay_buffer", {}).get("content") is None:
             run.sampling_policy = cls._sampling_policy(config, workers.worker_policy)
@@ -284,7 +275,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         sampling = 0.0
         for _ in range(self.config.num_batches_per_iter):
             start = time.perf_counter()
-            batch = self.workers.sample_transitions(self.model.device)
+            batch = self.workers.replay_buffer.sample_transitions(self.config.batch_size, self.model.device)
             sampling += time.perf_counter() - start
             self._learn_from(batch)
         seconds |= {"time_sampling_from_buffer": sampling, **self.seconds_of_learning}

@@ -73,9 +73,9 @@ class Trainer(ABC):
         The runner has read the configuration, seeded everything and estimated normalization statistics. It provides the
         parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
         `run.rollouts()` or another way to collect experience (`run.actors(...)`, `run.workers(...)`),
-        `run.best_model_selection(model)`, `run.evaluator(selection)` and `run.agent_seed()`. The runner closes the
-        parts that it created, and resumes the trainer from an earlier run where that is configured. This method builds
-        the parts of the algorithm only (a replay buffer, a data set).
+        `run.common_arguments(model)` (evaluator, selection of the best model, checkpoint file) and `run.agent_seed()`.
+        The runner closes the parts that it created, and resumes the trainer from an earlier run where that is
+        configured. This method builds the parts of the algorithm only (a replay buffer, a data set).
 
         :param run: The :class:`~maze.train.trainers.common.training_runner.TrainingRunner`.
         :raises ConfigError: The algorithm has no `build`.

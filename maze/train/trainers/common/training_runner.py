@@ -252,6 +252,15 @@ class TrainingRunner(Runner):
         """
         return BestModelSelection(dump_file=self.state_dict_dump_file, model=model, dump_interval=self.dump_interval)
 
+    def common_arguments(self, model: TorchModel) -> dict[str, Any]:
+        """Return the arguments that trainers have in common: selection of the best model, evaluator, checkpoint.
+
+        :param model: The model that is trained.
+        """
+        selection = self.best_model_selection(model)
+        evaluator, checkpoint_file = self.evaluator(selection), self.checkpoint_file
+        return {"evaluator": evaluator, "model_selection": selection, "checkpoint_file": checkpoint_file}
+
     def evaluator(self, model_selection: BestModelSelection) -> Evaluator | None:
         """Return the evaluator that the algorithm's field `rollout_evaluator` configures, with environments of its own.
 

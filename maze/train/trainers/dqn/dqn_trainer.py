@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -27,7 +27,7 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_mean_by, define_time
 from maze.train.trainers.common import learning
 from maze.train.trainers.common.config_classes import AlgorithmConfig, Risk
-from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
+from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, as_column, bellman_targets
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
@@ -110,11 +110,6 @@ def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
     return torch.cat([values.gather(1, index(values, choice)) for values, choice in pairs], 1)
 
 
-def as_column(values: Tensor, like: Tensor) -> Tensor:
-    """Return values `[B]` as `[B, 1, ...]`, with as many dimensions as `like`."""
-    return values.view(-1, *[1] * (like.dim() - 1))
-
-
 def best_value(chooser: Sequence[Tensor], estimates: Sequence[Tensor]) -> Tensor:
     """Return the value of the best action, `[B]`: the mean over its factors (Tavakoli et al. 2018, eq. 5).
 
@@ -123,43 +118,6 @@ def best_value(chooser: Sequence[Tensor], estimates: Sequence[Tensor]) -> Tensor
         `[B, n, n_quantiles]`, which are returned by quantile.
     """
     return values_of(estimates, [values.argmax(-1) for values in chooser]).mean(1)
-
-
-def bellman_targets(
-    batch: TransitionBatch, n_step: NStepReturns | None, gamma: float, value_of: Callable[[int, TensorDict], Tensor]
-) -> list[Tensor]:
-    """Return targets of the actions taken in each sub-step, `[B, ...]` by actor.
-
-    One step: the reward of the sub-step plus the value of the next sub-step, which is discounted where it begins
-    another environment step. Several steps: the rewards of the rest of this environment step and of those after it,
-    plus the discounted value of the next observation. Nothing is added after a termination.
-
-    :param batch: Transitions; targets of sub-steps that were not taken have no meaning.
-    :param n_step: N-step returns; `None`: one step counts.
-    :param gamma: Discount per environment step.
-    :param value_of: Values `[B]` of the observations of the actor at a position, or quantiles `[B, n_quantiles]`.
-    """
-
-    def target(ended: Tensor, reward: Tensor, following: Tensor) -> Tensor:
-        reward = as_column(reward, following)
-        return torch.where(as_column(ended, following), reward, reward + following)
-
-    if n_step is not None:
-        value = value_of(0, n_step.next_observations[0])
-        if n_step.next_actor is not None:
-            for position in range(1, len(batch.actors)):
-                own = value_of(position, n_step.next_observations[position])
-                value = torch.where(as_column(n_step.next_actor == position, own), own, value)
-        following = as_column(n_step.discounts, value) * value
-        return [target(n_step.terminated, reward, following) for reward in n_step.rewards.unbind(-1)]
-    targets = []
-    for position, reward in enumerate(batch.rewards.unbind(-1)):
-        if position + 1 == len(batch.actors):
-            ended, following = batch.terminated, gamma * value_of(0, batch.next_observations[0])
-        else:
-            ended, following = batch.ended_at(position), value_of(position + 1, batch.observations[position + 1])
-        targets.append(target(ended, reward, following))
-    return targets
 
 
 def linear_schedule(first: float, last: float, n_steps: int, step: int) -> float:

@@ -14,7 +14,7 @@ from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
-from maze.train.trainers.es.es_trainer import NOISE_TABLE_SIZE, ESTrainer, make_distributed_rollouts
+from maze.train.trainers.es.es_trainer import NOISE_TABLE_SIZE, make_distributed_rollouts
 
 
 @dataclass
@@ -38,15 +38,14 @@ class ESMasterRunner(TrainingRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, minimum in (("shared_noise_table_size", 1), ("n_eval_rollouts", 0)):
-            whole_number(f"runner.{name}", getattr(self, name), minimum)
+        whole_number("runner.n_eval_rollouts", self.n_eval_rollouts, at_least=0)
 
     @override(TrainingRunner)
     def build_trainer(self) -> Trainer:
         print_header("Init Shared Noise Table")
         self.shared_noise = SharedNoiseTable(count=self.shared_noise_table_size)
         print_header("Trainer Setup")
-        return ESTrainer.build(self, self.shared_noise, self.create_distributed_rollouts)
+        return super().build_trainer()
 
     @override(TrainingRunner)
     def run(

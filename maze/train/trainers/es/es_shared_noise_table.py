@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.worker_process import map_memory
 
 # Number of values drawn at once, large enough to amortise the set-up of the generator.
@@ -27,9 +28,7 @@ class SharedNoiseTable:
     """
 
     def __init__(self, count: int = 250000000, *, seed: int = 0, fd: int | None = None) -> None:
-        if count < 1:
-            raise ConfigError(f"runner.shared_noise_table_size: expected an integer of at least 1, found {count!r}.")
-        self.count = count
+        self.count = whole_number("runner.shared_noise_table_size", count, at_least=1)
         self.seed = seed
         n_chunks = -(-count // _CHUNK)
         self.memory = map_memory(4 * _CHUNK * n_chunks, fd)

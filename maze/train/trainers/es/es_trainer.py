@@ -99,23 +99,17 @@ class ESTrainer(EpochTrainer):
 
     @classmethod
     @override(Trainer)
-    def build(
-        cls,
-        run: TrainingRunner,
-        shared_noise: SharedNoiseTable | None = None,
-        make_rollouts: Callable[[Any, SharedNoiseTable, int], ESDistributedRollouts] | None = None,
-    ) -> ESTrainer:
+    def build(cls, run: TrainingRunner) -> ESTrainer:
         """Build the trainer of a run.
 
-        :param run: The runner.
-        :param shared_noise: The noise table; `None`: a table of the default size.
-        :param make_rollouts: Makes the rollouts from an environment, the noise table and a seed; `None`: with the
-            execution backend of the run and default settings.
+        :param run: The runner. Noise table and rollouts are those of an
+            :class:`~maze.train.trainers.es.es_runners.ESMasterRunner`, otherwise those of its default settings.
         """
         assert run.env_factory is not None, "setup comes first"
         # The returns of an update are compared with each other: reward statistics must not change between episodes.
         env_factory = run.env_factory = FrozenEnvFactory(run.env_factory)
-        noise = SharedNoiseTable(NOISE_TABLE_SIZE) if shared_noise is None else shared_noise
+        noise = getattr(run, "shared_noise", None) or SharedNoiseTable(NOISE_TABLE_SIZE)
+        make_rollouts = getattr(run, "create_distributed_rollouts", partial(make_distributed_rollouts, run))
         policy: Any = _wrapped_policy(run)
         trainer = cls(run.algorithm, policy, noise, run.normalization_statistics, checkpoint_file=run.checkpoint_file)
         seeding = copy.deepcopy(run.maze_seeding)
@@ -125,7 +119,8 @@ class ESTrainer(EpochTrainer):
             run.maze_seeding = copy.deepcopy(seeding)
             env = CheckedEnvFactory(env_factory, run.spaces)()
             env.seed(run.env_seeds(1)[0])
-            return (make_rollouts or partial(make_distributed_rollouts, run))(env, noise, run.agent_seed())
+            rollouts: ESDistributedRollouts = make_rollouts(env, noise, run.agent_seed())
+            return rollouts
 
         trainer._make_rollouts = new_rollouts
         trainer.model_selection = run.best_model_selection(policy)

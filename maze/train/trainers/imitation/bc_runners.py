@@ -13,7 +13,6 @@ from maze.train.parallelization.vector_env.structured_vector_env import Structur
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
-from maze.train.trainers.imitation.bc_trainer import BCTrainer
 
 
 @dataclass
@@ -34,9 +33,9 @@ class BCRunner(TrainingRunner):
 
     @override(TrainingRunner)
     def build_trainer(self) -> Trainer:
-        trainer = BCTrainer.build(self, self.dataset)
+        trainer: Any = super().build_trainer()
         self.evaluators = trainer.run_evaluators
-        return trainer
+        return trainer  # type: ignore[no-any-return]
 
     @override(TrainingRunner)
     def run(

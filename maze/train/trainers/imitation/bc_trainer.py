@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import increment_log_step
-from maze.core.utils.factory import ConfigType, Factory
+from maze.core.utils.factory import Factory
 from maze.core.wrappers.time_limit_wrapper import time_limited
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.multi_evaluator import MultiEvaluator
@@ -82,14 +82,15 @@ class BCTrainer(EpochTrainer):
 
     @classmethod
     @override(Trainer)
-    def build(cls, run: TrainingRunner, dataset: ConfigType = None) -> BCTrainer:
+    def build(cls, run: TrainingRunner) -> BCTrainer:
         """Build the trainer of a run.
 
-        :param run: The runner.
-        :param dataset: The trajectories: a data set or its configuration, which gets `conversion_env_factory`.
+        :param run: The runner; its `dataset` are the trajectories: a data set or its configuration, which gets
+            `conversion_env_factory`.
         """
         config: BCAlgorithmConfig = run.algorithm
-        data, action_spaces = load_dataset(dataset, run.env_factory), run.spaces.action_spaces_dict
+        action_spaces = run.spaces.action_spaces_dict
+        data = load_dataset(getattr(run, "dataset", None), run.env_factory)
         check_fits(data, run.spaces.observation_spaces_dict, action_spaces)
         policy: TorchPolicy = run.model()
         training_data, validation_data = split_dataset(data, config, run.agent_seed)

@@ -202,11 +202,9 @@ class LabellingTrainer(EpochTrainer, ABC):
     def build(cls, run: TrainingRunner) -> LabellingTrainer:
         assert run.env_factory is not None, "setup comes first"
         policy: TorchPolicy = run.model()
-        selection = run.best_model_selection(policy)
         copies = Copies(FrozenEnvFactory(run.env_factory)(), run.algorithm.name)
         run.closing(copies.close)
-        common = {"evaluator": run.evaluator(selection), "model_selection": selection}
-        return cls(run.algorithm, policy, copies, run.agent_seed(), checkpoint_file=run.checkpoint_file, **common)
+        return cls(run.algorithm, policy, copies, run.agent_seed(), **run.common_arguments(policy))
 
     @abstractmethod
     def _label_first(self) -> None:

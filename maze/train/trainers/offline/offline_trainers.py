@@ -335,18 +335,8 @@ class OfflineTrainer(EpochTrainer):
         for part in (policy, critic):
             for network in () if part is None else part.networks.values():
                 network.apply(spread_zero_biases)
-        selection = run.best_model_selection(policy)
-        return cls(
-            run.algorithm,
-            policy,
-            data,
-            run.spaces.action_spaces_dict,
-            critic,
-            seed=run.agent_seed(),
-            evaluator=run.evaluator(selection),
-            model_selection=selection,
-            checkpoint_file=run.checkpoint_file,
-        )
+        common = run.common_arguments(policy)
+        return cls(run.algorithm, policy, data, run.spaces.action_spaces_dict, critic, seed=run.agent_seed(), **common)
 
     @abstractmethod
     def _learn_from(self, batches: Sequence[DecisionBatch]) -> None:

@@ -34,7 +34,7 @@ from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDist
 from maze.distributions.utils import sample_with, space_bounds, tensor_clamp
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Key, Losses, Name, constant, gradient_step, mean_of
-from maze.train.trainers.common.replay_buffer.transitions import TensorDict, TransitionBatch
+from maze.train.trainers.common.replay_buffer.transitions import TensorDict, TransitionBatch, bellman_targets
 from maze.train.trainers.common.replay_trainer import ReplayTrainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_events import SACEvents
@@ -242,9 +242,7 @@ def draw_actions(
                 action = tensor_clamp(action, *space_bounds(space, action))  # as actions in the buffer are
             draw.actions[head] = action
             continue
-        pairs = [masked_log_probs(component) for component in _choice_logits(space, output.action_logits[head])]
-        entropies = [-(probs * log_probs).sum(-1) for log_probs, probs in pairs]
-        draw.expected_log_probs[head] = -(entropies[0] if len(entropies) == 1 else torch.stack(entropies).sum(0))
+        draw.expected_log_probs[head] = -distribution.joint_entropy()
         if needs_actions:
             draw.actions[head] = action = sample_with(distribution, generator)
             draw.log_probs[head] = distribution.log_prob(action).detach()
@@ -442,17 +440,15 @@ class SAC(ReplayTrainer):
             # what followed has to be known, unless nothing did
             weight = None if batch.has_next_step is None else (batch.has_next_step | batch.terminated).float()
             return self._values_and_target(positions, batch, target, weight)
-        next_values = [self._next_value([0], batch.next_observations)]
-        next_values += [self._soft_value([at], batch.observations, draws) for at in positions[1:]]
-        found = []
-        for at in positions:
-            if at == positions[-1]:
-                ended, next_value, discount = batch.terminated, next_values[0], gamma
-            else:  # the rest of the step follows, unless the episode ended here
-                ended, next_value, discount = batch.ended_at(at), next_values[at + 1], 1.0
-            target = soft_bellman_target(batch.rewards[:, at], next_value, ended, discount)
-            found += self._values_and_target([at], batch, target, batch.acted(at))
-        return found
+
+        def value_of(at: int, _: TensorDict) -> Tensor:
+            """Return the value at a later sub-step of the rows, or at the first one of the next step."""
+            if at:
+                return self._soft_value([at], batch.observations, draws)
+            return self._next_value([0], batch.next_observations)
+
+        targets = enumerate(bellman_targets(batch, None, gamma, value_of))
+        return [each for at, one in targets for each in self._values_and_target([at], batch, one, batch.acted(at))]
 
     def _values_and_target(
         self, positions: Sequence[int], batch: TransitionBatch, target: Tensor, weight: Tensor | None

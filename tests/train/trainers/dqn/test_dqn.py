@@ -36,14 +36,18 @@ from maze.train.parallelization.distributed_actors.env_groups import (
 )
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
-from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
+from maze.train.trainers.common.replay_buffer.transitions import (
+    TransitionBatch,
+    TransitionColumns,
+    TransitionRows,
+    bellman_targets,
+)
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
 from maze.train.trainers.dqn.dqn_trainer import (
     DQN,
     DQNEvents,
     EpsilonGreedyPolicy,
-    bellman_targets,
     best_value,
     dueling,
     factors_of,

@@ -322,6 +322,17 @@ def test_the_runner_leaves_the_documented_files_behind(tmp_path, monkeypatch):
     assert torch.equal(get_flat_parameters(runner.trainer.policy), get_flat_parameters(again.trainer.policy))
 
 
+class OwnTrainer(ESTrainer):
+    """A trainer of one's own."""
+
+
+def test_the_runner_builds_the_trainer_that_is_named(tmp_path, monkeypatch):
+    few = ("model=flatten_concat", "runner.shared_noise_table_size=100000", "algorithm.n_rollouts_per_update=4")
+    runner = run_command(tmp_path, monkeypatch, *few, f"+runner.trainer_class={__name__}.OwnTrainer")
+    assert type(runner.trainer) is OwnTrainer
+    assert runner.trainer.shared_noise is runner.shared_noise
+
+
 def test_two_calls_are_one_long_call(tmp_path, monkeypatch):
     few = ("model=flatten_concat", "runner.shared_noise_table_size=100000", "algorithm.n_rollouts_per_update=4")
     whole, parts = (run_command(tmp_path, monkeypatch, *few, f"algorithm.n_epochs={n}") for n in (2, 1))
@@ -337,3 +348,23 @@ def test_training_outside_of_the_main_thread_sets_no_signal_handlers():
     thread.start()
     thread.join(60)
     assert trainer.epoch == 1
+
+
+def test_configured_policy_wrappers_are_trained(tmp_path, monkeypatch):
+    wrapper = f"algorithm.policy_wrapper={{_target_: {__name__}.{PushesFirst.__name__}}}"
+    small = ("algorithm.n_rollouts_per_update=4", "algorithm.max_steps=20", "runner.shared_noise_table_size=100000")
+    runner = run_command(tmp_path, monkeypatch, *small, wrapper)
+    assert isinstance(runner.trainer.policy, PushesFirst)
+    assert runner.trainer.policy.n_actions > 1
+    with pytest.raises(ConfigError, match=r"algorithm\.policy_wrapper: RandomFirst has no parameters to train"):
+        run_command(tmp_path, monkeypatch, *small, wrapper.replace("PushesFirst", "RandomFirst"))
+
+
+class RandomFirst(Policy):
+    """Not a policy wrapper: it has no parameters."""
+
+    def __init__(self, torch_policy):
+        self.torch_policy = torch_policy
+
+    def compute_action(self, observation, maze_state=None, env=None, actor_id=None, deterministic=False):
+        return self.torch_policy.compute_action(observation, maze_state, env, actor_id, deterministic)

@@ -200,6 +200,40 @@ def test_an_update_of_iql_equals_plain_torch() -> None:
         torch.testing.assert_close(found, 0.9 * old + 0.1 * new, atol=1e-5, rtol=0.0)
 
 
+def test_a_critic_update_of_td3_bc_equals_plain_torch() -> None:
+    rng = np.random.default_rng(1)
+
+    def decision(is_last: bool) -> SpacesRecord:
+        observed, opening = {"load": rng.random(1, np.float32)}, rng.uniform(-2, 6, 1).astype(np.float32)
+        return SpacesRecord(ActorID(0, 0), observed, {"valve": opening}, float(rng.random()), is_last, {})
+
+    data = LoggedSteps.of_episodes([(0, decision(False)), (1, decision(True))] for _ in range(20))
+    noise = {"target_noise": 0.5, "target_noise_clip": 0.3}
+    config = TD3BCConfig(epoch_length=1, batch_size=8, lr=0.01, rollout_evaluator=None, gamma=0.9, **noise)
+    offline = trainer(TD3BC, config, data, VALVE)
+    policy, pair = copy.deepcopy(offline.model.networks[0]), copy.deepcopy(offline.critic.networks[0])
+    target_pair, batches = copy.deepcopy(offline.critic.target_networks[0]), offline.batches.draw()
+    generator = torch.Generator().set_state(offline.generator.get_state())
+    offline.batches.draw = lambda: batches  # type: ignore[method-assign]
+    offline.train(n_epochs=1)
+
+    (batch,) = batches
+    ((_, rows, following),) = batch.following
+    assert 0 < len(rows) < 8
+    with torch.no_grad():  # in the first update the target policy is the policy
+        chosen = torch.tanh(policy(following)["valve"][:, :1])
+        drawn = (0.5 * torch.randn(chosen.shape, generator=generator)).clamp(-0.3, 0.3)
+        inputs = {**following, "action": (chosen + drawn).clamp(-1, 1)}
+        target = batch.rewards.clone()
+        target[rows] += 0.9 * torch.minimum(*(network(inputs)["q_value"][:, 0] for network in target_pair))
+    optimizer = torch.optim.Adam(pair.parameters(), lr=0.01)
+    values = [network({**batch.observations, "action": batch.actions["valve"]})["q_value"][:, 0] for network in pair]
+    torch.stack([((value - target) ** 2).mean() for value in values]).sum().backward()
+    optimizer.step()
+    for found, expected in zip(weights([offline.critic.networks[0]]), weights([pair]), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
+
+
 @pytest.mark.parametrize(
     ("trainer_class", "config"),
     [

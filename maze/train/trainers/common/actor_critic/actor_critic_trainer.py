@@ -15,7 +15,6 @@ from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.policy import HiddenStates
 from maze.core.agent.returns import GAE, ReturnFunction
 from maze.core.agent.torch_model import depends_on_mode
-from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -149,16 +148,12 @@ class ActorCritic(EpochTrainer, ABC):
     ) -> None:
         common: Any = {"evaluator": evaluator, "model_selection": model_selection, "checkpoint_file": checkpoint_file}
         super().__init__(algorithm_config, model, **common)
-        if not isinstance(model.critic, TorchStateCritic):
-            raise ConfigError(
-                f"model.critic: {type(self).__name__} needs a state critic, found a {type(model.critic).__name__}."
-            )
         if model.is_recurrent and self.config.kl_to_initial_coef:
             raise ConfigError(
                 "algorithm.kl_to_initial_coef: expected 0 with a model that carries hidden states; those of the "
                 f"initial policy are not known. Found {self.config.kl_to_initial_coef}."
             )
-        self._critic: TorchStateCritic = model.critic
+        self._critic = model.state_critic
         self._has_modes = depends_on_mode([*model.policy.networks.values(), *model.critic.networks.values()])
         self.rollout_generator = vectorized(rollout_generator)
         self.generator = seeded_generator(seed)
@@ -205,13 +200,10 @@ class ActorCritic(EpochTrainer, ABC):
         from maze.train.trainers.common.actor_critic.actor_critic_runners import Curriculum
 
         model: TorchActorCritic = run.model()
-        selection = run.best_model_selection(model)
         curriculum = Curriculum.of(run)
         rollouts = (curriculum.entered(epoch=0) if curriculum else None) or cls._rollouts(run, model)
-        evaluator, seed = run.evaluator(selection), run.agent_seed()
-        trainer = cls(
-            run.algorithm, rollouts, evaluator, model, selection, seed=seed, checkpoint_file=run.checkpoint_file
-        )
+        common = run.common_arguments(model)
+        trainer = cls(run.algorithm, rollouts, model=model, seed=run.agent_seed(), **common)
         trainer._curriculum = curriculum
         return trainer
 

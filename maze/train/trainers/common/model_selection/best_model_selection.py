@@ -167,11 +167,11 @@ def _cpu_copy(state: Any) -> Any:
     """Return a deep copy with all tensors on the CPU, detached from the ones that are trained."""
     from torch import Tensor
 
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, Mapping):
-        return {key: _cpu_copy(value) for key, value in state.items()}
-    return copy.deepcopy(state)
+    from maze.train.utils.train_utils import mapped
+
+    return mapped(
+        lambda each: each.detach().to("cpu", copy=True) if isinstance(each, Tensor) else copy.deepcopy(each), state
+    )
 
 
 class BestScore(float):

@@ -8,7 +8,7 @@ observation of the next actor is its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +119,48 @@ class NStepReturns:
     """int64 `[B]`: position of the actor that acts next; `None`: the first one, in all rows."""
     terminated: Tensor
     """bool `[B]`: whether the episode terminated with the last of these steps."""
+
+
+def as_column(values: Tensor, like: Tensor) -> Tensor:
+    """Return values `[B]` as `[B, 1, ...]`, with as many dimensions as `like`."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def bellman_targets(
+    batch: TransitionBatch, n_step: NStepReturns | None, gamma: float, value_of: Callable[[int, TensorDict], Tensor]
+) -> list[Tensor]:
+    """Return targets of the actions taken in each sub-step, `[B, ...]` by actor.
+
+    One step: the reward of the sub-step plus the value of the next sub-step, which is discounted where it begins
+    another environment step. Several steps: the rewards of the rest of this environment step and of those after it,
+    plus the discounted value of the next observation. Nothing is added after a termination.
+
+    :param batch: Transitions; targets of sub-steps that were not taken have no meaning.
+    :param n_step: N-step returns; `None`: one step counts.
+    :param gamma: Discount per environment step.
+    :param value_of: Values `[B]` of the observations of the actor at a position, or quantiles `[B, n_quantiles]`.
+    """
+
+    def target(ended: Tensor, reward: Tensor, following: Tensor) -> Tensor:
+        reward = as_column(reward, following)
+        return torch.where(as_column(ended, following), reward, reward + following)
+
+    if n_step is not None:
+        value = value_of(0, n_step.next_observations[0])
+        if n_step.next_actor is not None:
+            for position in range(1, len(batch.actors)):
+                own = value_of(position, n_step.next_observations[position])
+                value = torch.where(as_column(n_step.next_actor == position, own), own, value)
+        following = as_column(n_step.discounts, value) * value
+        return [target(n_step.terminated, reward, following) for reward in n_step.rewards.unbind(-1)]
+    targets = []
+    for position, reward in enumerate(batch.rewards.unbind(-1)):
+        if position + 1 == len(batch.actors):
+            ended, following = batch.terminated, gamma * value_of(0, batch.next_observations[0])
+        else:
+            ended, following = batch.ended_at(position), value_of(position + 1, batch.observations[position + 1])
+        targets.append(target(ended, reward, following))
+    return targets
 
 
 def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
@@ -327,4 +369,5 @@ def _write(own: Arrays, slots: Any, given: Mapping[str, np.ndarray], what: str) 
 
 def _take(arrays: Any, slots: np.ndarray, device: str) -> Any:
     """Return rows of nested arrays as tensors."""
-    return mapped(lambda array: torch.from_numpy(array.take(slots, 0)).to(device), arrays)
+    tensors = mapped(lambda array: torch.from_numpy(array.take(slots, 0)), arrays)
+    return tensors if device == "cpu" else mapped(lambda tensor: tensor.to(device), tensors)
