@@ -22,8 +22,6 @@ from maze.utils.log_stats_utils import setup_logging
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from maze.rllib.training import RLlibTraining
-
 
 @dataclass
 class MazeRLlibRunner(Runner):
@@ -56,8 +54,8 @@ class MazeRLlibRunner(Runner):
 
     tune_params: dict[str, Any] = field(init=False)
     """The values of `tune_config`."""
-    trainer: RLlibTraining = field(init=False, repr=False, compare=False)
-    """The training loop, with the algorithm of RLlib; available after :meth:`setup`."""
+    trainer: Any = field(init=False, repr=False, compare=False)
+    """The :class:`~maze.rllib.training.RLlibTraining` with the algorithm of RLlib; available after :meth:`setup`."""
 
     def __post_init__(self, tune_config: Mapping[str, Any] | None) -> None:
         self.tune_params = dict(tune_config or {})

@@ -11,6 +11,7 @@ import pytest
 import stable_baselines3 as sb3
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from maze.core.agent.policy import Policy
@@ -94,6 +95,24 @@ def test_a_model_of_dictionaries_observes_its_entries(tmp_path):
     observation = GymMazeEnv("CartPole-v1").reset()
     expected, _ = model.predict(observation, deterministic=True)
     assert acting(tmp_path / "model.zip").compute_action(observation, deterministic=True)["action"] == expected
+
+
+def test_observations_are_normalized_as_in_the_training_of_the_model(tmp_path):
+    vec_env = VecNormalize(DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")]))
+    model = sb3.PPO("MlpPolicy", vec_env, seed=1, device="cpu", n_steps=64).learn(64)
+    model.save(tmp_path / "model.zip")
+    vec_env.save(str(tmp_path / "normalize.pkl"))
+    with pytest.raises(CheckpointError, match=r"normalize\.pkl.*allow_pickle"):
+        acting(tmp_path / "model.zip", "Pendulum-v1", normalization=tmp_path / "normalize.pkl")
+    both = {"normalization": tmp_path / "normalize.pkl", "allow_pickle": True}
+    policy, plain_policy = (acting(tmp_path / "model.zip", "Pendulum-v1", **kwargs) for kwargs in (both, {}))
+    observation = np.array([0.6, 0.8, -2.0], np.float32)
+    expected = model.predict(vec_env.normalize_obs(observation), deterministic=True)[0]
+    found, other = (
+        each.compute_action({"observation": observation}, deterministic=True) for each in (policy, plain_policy)
+    )
+    np.testing.assert_allclose(found["action"], expected, rtol=1e-6)
+    assert not np.allclose(other["action"], expected)
 
 
 def test_classes_outside_of_maze_need_trust(saved):

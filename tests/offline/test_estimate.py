@@ -7,20 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from scipy.stats import norm
 
 from maze.core.agent.action_distribution import ExploringPolicy, action_distribution, log_probabilities
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.logged_steps import LoggedSteps
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.distributions.distribution_mapper import DistributionMapper
 from maze.offline.estimate import EstimationConfig, PolicyEstimate, Weighting, cloned_propensities, estimate
 from maze.offline.estimation import EvidenceGateRunner
 from maze.offline.fitted_q import FittedQConfig, FittedValues, candidates
 
 ACTION_SPACES = {"pick": spaces.Dict(item=spaces.Discrete(3)), "place": spaces.Dict(side=spaces.Discrete(2))}
+GAUSSIAN = "maze.distributions.gaussian.DiagonalGaussianProbabilityDistribution"
 FAST = FittedQConfig(n_updates=200, hidden_units=16)
 
 
@@ -320,6 +325,36 @@ def test_candidates_are_all_actions_with_the_probabilities_of_the_policy() -> No
     actions, weights = candidates(distribution, space, 2, 8, np.random.default_rng(0))
     assert actions["item"].tolist() == [[0, 1, 2]] * 2
     np.testing.assert_allclose(weights, [[0.25, 0.75, 0.0], [1 / 6, 2 / 3, 1 / 6]])
+
+
+class Constants(torch.nn.Module):
+    """The same logits of all heads for all observations."""
+
+    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        logits = {"item": torch.tensor([0.0, np.log(3.0), -1e9]), "flow": torch.tensor([1.0, np.log(0.5)])}
+        return {head: values.expand(len(x["step"]), -1) for head, values in logits.items()}
+
+
+@pytest.mark.parametrize("policy", ["exploring", "network"])
+def test_samples_have_the_stated_probabilities(policy: str) -> None:
+    n, rng, space = 20_000, np.random.default_rng(0), ACTION_SPACES["pick"]
+    observations = {"step": np.zeros((n, 1), np.float32), "item_mask": np.tile(np.float32([1, 1, 0]), (n, 1))}
+    acting: Policy = BEHAVIOUR
+    if policy == "network":
+        space = spaces.Dict(**space, flow=spaces.Box(-9, 9, (1,)))
+        mapper = DistributionMapper(space, [{"action_space": spaces.Box, "distribution": GAUSSIAN}])
+        acting = TorchPolicy({"pick": Constants()}, mapper, "cpu")
+    distribution = action_distribution(acting, observations, ActorID("pick", 0), space)
+    drawn = distribution.sample(rng)
+    for item, probability in enumerate([0.25, 0.75, 0.0]):
+        assert np.mean(drawn["item"] == item) == pytest.approx(probability, abs=0.02)
+    density = distribution.log_prob(drawn) - np.log(np.where(drawn["item"] == 1, 0.75, 0.25))
+    if policy == "exploring":
+        assert density.tolist() == pytest.approx([0.0] * n)
+        return
+    flow = drawn["flow"][:, 0].astype(float)
+    assert (flow.mean(), flow.std()) == (pytest.approx(1.0, abs=0.02), pytest.approx(0.5, abs=0.02))
+    np.testing.assert_allclose(density, norm(1.0, 0.5).logpdf(flow), atol=1e-4)
 
 
 def test_policies_that_need_a_simulator_are_refused() -> None:

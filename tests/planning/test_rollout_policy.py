@@ -16,6 +16,7 @@ from maze.api.run_context import RunContext
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
@@ -32,6 +33,7 @@ from maze_envs.logistics.dispatching.maze_env import dispatching_env
 from maze_envs.packing.bin_packing import BinPackingEnv, PackingRule
 from maze_envs.queueing.network import PriorityPolicy, QueueingEnv
 from maze_envs.scheduling.job_shop import JobShopEnv
+from tests.train.parallelization.toy_envs import Observe, PassOn, ToyCoreEnv
 
 
 class Given:
@@ -341,6 +343,45 @@ def test_a_deployment_plans_for_reported_states() -> None:
             state, reward, done, info = system.step(action)
         deployment.finish_episode(state, reward, done, info)
         assert deployment.n_episodes == 1
+
+
+class Line(ToyCoreEnv):
+    """Steps to the left or to the right; the distance from 0 is paid."""
+
+    def reset(self) -> Any:
+        self.position = 3
+        return self.get_maze_state()
+
+    def step(self, maze_action: Any) -> Any:
+        self.position += int(maze_action["move"]) - 1
+        return self.get_maze_state(), -float(abs(self.position)), False, {}
+
+    def get_maze_state(self) -> Any:
+        return {"position": [self.position]}
+
+    def clone_from(self, env: Any) -> None:
+        self.load_maze_state(env.get_maze_state(), env.actor)
+
+    def load_maze_state(self, maze_state: Any, actor_id: ActorID) -> None:
+        self.position, self.actor = maze_state["position"][0], actor_id
+
+
+def test_a_real_system_is_planned_for_in_the_state_that_it_reports() -> None:
+    seen = spaces.Dict(position=spaces.Box(-99, 99, (1,), np.float32))
+    move = spaces.Dict(move=spaces.Discrete(3))
+
+    class Rests(Policy):
+        def compute_action(self, *arguments: Any, **options: Any) -> Any:
+            return {"move": 1}
+
+    def env() -> Any:
+        return MazeEnv(Line(), {0: PassOn(move)}, {0: Observe(seen)})
+
+    policy = RolloutPolicy(Rests(), horizon=4, scenarios=1)
+    policy.seed(1)
+    with AgentDeployment(policy, env()) as deployment:
+        moves = [deployment.act({"position": [x]}, 0.0, False, {})["move"] for x in (5, -7, 0, 2)]
+    assert [int(move) - 1 for move in moves] == [-1, 1, 0, -1]
 
 
 @pytest.mark.parametrize(

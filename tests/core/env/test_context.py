@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import poisson
 
 from maze.core.env.context import Context
 from maze.core.errors import ConfigError
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
-from maze_envs.inventory.lost_sales import ContextBaseStockPolicy, LostSales, LostSalesEnv
+from maze_envs.inventory.lost_sales import SCALE, ContextBaseStockPolicy, LostSales, LostSalesEnv
 
 CONTEXT = {"demand": ["poisson", "geometric"], "lead_time": [1, 2, 4], "penalty": {"lower": 4, "upper": 39}}
 
@@ -27,6 +28,7 @@ def test_sampled_values_lie_in_their_ranges_and_are_observed_in_the_unit_interva
     assert seen.shape == (1, 4)
     assert seen.min() >= 0
     assert seen.max() <= 1
+    assert context.stored(seen).tolist() == [[demand, lead_time, pytest.approx(penalty)]]
 
 
 def test_observed_values_of_hand_worked_numbers():
@@ -82,6 +84,17 @@ def test_the_longest_lead_time_of_the_context_sizes_the_observation():
 def test_base_stock_by_context_needs_a_context():
     with pytest.raises(ConfigError, match=r"env\.context: expected the parameters"):
         ContextBaseStockPolicy(None)
+
+
+def test_base_stock_levels_are_quantiles_of_the_demand_until_the_next_delivery():
+    context = {"lead_time": [1, 4], "penalty": [4, 39]}
+    env = BatchedVectorEnv(LostSales(4, context=context, instances="grid"))
+    env.seed([1, 2, 3, 4])
+    observation = env.reset()
+    orders = ContextBaseStockPolicy(context).choose({key: observation[key] for key in ("stock", "context")}, 0)
+    position = np.rint(observation["stock"] * SCALE).sum(axis=1)
+    for level, (lead_time, penalty) in zip(orders["order"] + position, env.simulation.context_values, strict=True):
+        assert level == poisson.ppf(penalty / (penalty + 1.0), 5.0 * (lead_time + 1))
 
 
 def test_grid_without_context_is_refused():

@@ -180,6 +180,36 @@ def test_sums_of_episodes_are_added_in_order():
     assert [row[key] for episodes in finished for row in episodes.values()] == expected
 
 
+@pytest.mark.parametrize("restored_at", [None, 700, 2600])
+def test_values_of_episodes_of_thousands_of_steps_are_kept(restored_at):
+    """One long episode among short ones, with an event that rarely occurs; optionally restored from its rows."""
+    n_envs, n_ticks, rng = 3, 3000, np.random.default_rng(2)
+    rewards, occurs = rng.integers(-9, 9, (n_ticks, n_envs)).astype(float), rng.random((n_ticks, n_envs)) < 0.01
+    stats, begun, found, expected = BatchedEpisodeStats(n_envs), [0] * n_envs, [], []
+    for tick in range(n_ticks):
+        if tick == restored_at:
+            stored, stats = stats, BatchedEpisodeStats(n_envs)
+            for row in range(n_envs):
+                stats.load_row_state(row, stored.row_state(row))
+        stats.add(BaseEnvEvents.reward, None, None, rewards[tick])
+        stats.fire(BaseEnvEvents.kpi, occurs[tick], {"name": "rare", "value": rewards[tick]})
+        stats.complete_step()
+        ended = [row for row in range(n_envs) if tick == n_ticks - 1 or (row and tick % (100 * row + 7) == 5)]
+        if ended:
+            stats.end(np.array(ended))
+            found += [stats.finished()[row] for row in ended]
+            for row in ended:
+                taken = slice(begun[row], tick + 1)
+                expected.append((rewards[taken, row], rewards[taken, row][occurs[taken, row]]))
+                begun[row] = tick + 1
+    assert len(found) == len(expected) > 40
+    total, length = (LogStatsKey(BaseEnvEvents.reward, name, None) for name in ("sum", "count"))
+    rare = LogStatsKey(BaseEnvEvents.kpi, None, ("rare",))
+    for episode, (of_reward, of_rare) in zip(found, expected, strict=True):
+        assert (episode[total], episode[length]) == (of_reward.sum(), len(of_reward))
+        assert episode.get(rare) == (of_rare[-1] if len(of_rare) else None)
+
+
 def test_rows_do_not_depend_on_how_many_there_are():
     alone, among = BatchedVectorEnv(Stock(1)), BatchedVectorEnv(Stock(5))
     alone.seed([3])

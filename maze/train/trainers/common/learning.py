@@ -37,8 +37,12 @@ class Losses:
     def __init__(self, total: Tensor | None = None) -> None:
         self.terms: list[tuple[str, Key | None, Tensor]] = []
         """Event, group (`None`: the event has none) and value `[]` of the numbers to report."""
-        self.total = torch.zeros(()) if total is None else total
+        self._total = total
+
+    @property
+    def total(self) -> Tensor:
         """The objective so far, a scalar with gradients."""
+        return torch.zeros(()) if self._total is None else self._total
 
     def add(self, value: Tensor, weight: float = 1.0) -> None:
         """Add a term to the total; one without weight is left out, so that nothing is computed for it.
@@ -46,8 +50,10 @@ class Losses:
         :param value: A scalar `[]`.
         :param weight: Factor of the term.
         """
-        if weight:
-            self.total = torch.add(self.total, value, alpha=weight)
+        if weight and self._total is not None:
+            self._total = torch.add(self._total, value, alpha=weight)
+        elif weight:
+            self._total = value if weight == 1.0 else value * weight
 
     def report(self, event: str, value: Tensor, key: Key | None = None, weight: float = 0.0) -> None:
         """Report a number, and add it to the total with a weight.

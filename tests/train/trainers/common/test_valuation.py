@@ -106,6 +106,14 @@ def test_flat_rollout_matches_the_fixture(terminated, truncated, expected):
     assert not part.advantages[0].requires_grad
 
 
+@pytest.mark.parametrize("n_ticks", [1023, 1024, 1025, 1100])
+def test_values_of_long_rollouts_are_those_of_their_own_rows(n_ticks):
+    """Many rows are evaluated in a multiple of 64, and the rest."""
+    columns = build_columns([(FLAT, tick % 37) for tick in range(n_ticks)], (FLAT, 5))
+    (part,) = value_rollout(build_model([0]), columns, GAE(GAMMA, LAMBDA)).parts
+    assert part.old_values[0].tolist() == [tick % 37 for tick in range(n_ticks)]
+
+
 def test_rows_of_several_environments_stay_together():
     columns = RolloutColumns(spaces_of([0]), {0: ACTION_SPACE}, 3, 4)
     rng = np.random.default_rng(0)

@@ -237,6 +237,23 @@ def test_demonstrations_fill_the_buffer_with_their_true_endings():
     assert torch.equal(following[alive], time[alive] + 1)
 
 
+def test_demonstrations_are_cut_into_items_of_several_steps():
+    """Episodes of three and of two steps; the remaining step of the longer ones is not used."""
+    env = counting_env(endings=((3, "truncated"), (2, "terminated")))
+    generator = RolloutGenerator(env, record_next_observations=True, terminate_on_done=True)
+    policy = build_model(env).policy
+    records = [generator.rollout(policy, None) for _ in range(4)]
+    dataset = InMemoryDataset(records, trajectory_processor=NEXT_OBSERVATIONS)
+    buffer = UniformReplayBuffer(100, seed=0)
+    add_demonstrations(buffer, dataset, item_length=2)
+    assert len(buffer) == 4
+    batch = buffer.columns.read(np.arange(8), "cpu")
+    assert batch.observations[0]["count"][:, 0].tolist() == [0, 1] * 4
+    assert batch.terminated.tolist() == [False, False, False, True] * 2
+    (item,) = buffer.sample_batch(1, "cpu")
+    assert [step.observations[0]["count"].flatten()[0].item() for step in item.step_records] == [0, 1]
+
+
 NEXT_OBSERVATIONS = {
     "_target_": "maze.core.trajectory_recording.datasets.trajectory_processor."
     "IdentityWithNextObservationTrajectoryProcessor"

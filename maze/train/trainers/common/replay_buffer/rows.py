@@ -283,32 +283,29 @@ class RolloutRows(_StepAssembler):
 
     def _structured(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
         finals = {(entry.tick, entry.env_index): entry for entry in columns.final_observations}
-        next_row = dict.fromkeys(columns.substeps, 0)
-        for tick in range(columns.n_ticks):
-            for step_key, substep in columns.substeps.items():
-                row = next_row[step_key]
-                if row >= substep.n_rows or substep.ticks[row] != tick:
-                    continue
-                next_row[step_key] += 1
-                for env_index in range(columns.n_envs):
-                    if substep.valid is not None and not substep.valid[row, env_index]:
-                        continue
-                    actor = ActorID(step_key, int(substep.agent_ids[row, env_index]))
-                    observation = {key: array[row, env_index].copy() for key, array in substep.observations.items()}
-                    action = {key: np.array(array[row, env_index]) for key, array in substep.actions.items()}
-                    reward, where = float(columns.rewards[tick, env_index]), f"Environment {env_index}"
-                    self.decide(env_index, actor, observation, action, reward, where)
-                    if columns.terminated[tick, env_index] or columns.truncated[tick, env_index]:
-                        terminated, final = bool(columns.terminated[tick, env_index]), finals.get((tick, env_index))
-                        next_actor = self.actors[len(self.steps[env_index].observations) % len(self.actors)]
-                        if terminated or final is None:
-                            self.end_episode(env_index, terminated, None)
-                        elif final.actor_id == next_actor:
-                            self.end_episode(env_index, terminated, final.observation)
-                        else:  # the environment left its actor as it was
-                            self.steps[env_index] = _Step()
-                    elif columns.step_complete[tick, env_index]:
-                        self.complete(env_index, where)
+        in_order = sorted(
+            (int(substep.ticks[row]), int(env_index), int(row), step_key)
+            for step_key, substep in columns.substeps.items()
+            for row, env_index in zip(*substep.entries(), strict=True)
+        )
+        for tick, env_index, row, step_key in in_order:
+            substep = columns.substeps[step_key]
+            actor = ActorID(step_key, int(substep.agent_ids[row, env_index]))
+            observation = {key: array[row, env_index].copy() for key, array in substep.observations.items()}
+            action = {key: np.array(array[row, env_index]) for key, array in substep.actions.items()}
+            reward, where = float(columns.rewards[tick, env_index]), f"Environment {env_index}"
+            self.decide(env_index, actor, observation, action, reward, where)
+            if columns.terminated[tick, env_index] or columns.truncated[tick, env_index]:
+                terminated, final = bool(columns.terminated[tick, env_index]), finals.get((tick, env_index))
+                next_actor = self.actors[len(self.steps[env_index].observations) % len(self.actors)]
+                if terminated or final is None:
+                    self.end_episode(env_index, terminated, None)
+                elif final.actor_id == next_actor:
+                    self.end_episode(env_index, terminated, final.observation)
+                else:  # the environment left its actor as it was
+                    self.steps[env_index] = _Step()
+            elif columns.step_complete[tick, env_index]:
+                self.complete(env_index, where)
         for env_index, actor in enumerate(columns.last_actor_ids):
             if self.steps[env_index].is_complete:  # the observation after the rollout completes the step before
                 self.check_actor(0, actor, f"Environment {env_index}")

@@ -369,4 +369,5 @@ def _write(own: Arrays, slots: Any, given: Mapping[str, np.ndarray], what: str) 
 
 def _take(arrays: Any, slots: np.ndarray, device: str) -> Any:
     """Return rows of nested arrays as tensors."""
-    return mapped(lambda array: torch.from_numpy(array.take(slots, 0)).to(device), arrays)
+    tensors = mapped(lambda array: torch.from_numpy(array.take(slots, 0)), arrays)
+    return tensors if device == "cpu" else mapped(lambda tensor: tensor.to(device), tensors)
