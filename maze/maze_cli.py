@@ -79,11 +79,11 @@ def maze_run(cfg: DictConfig) -> float | None:
 
     started_by_hydra = HydraConfig.initialized()
     project = Path(HydraConfig.get().runtime.cwd) if started_by_hydra else Path.cwd()
-    taken_over = _completed(cfg, project)
+    _complete(cfg, project)
     if checked_verbosity(cfg.verbose) == EVERYTHING:
         print(config_to_yaml(cfg, sort_keys=True), flush=True)
     if started_by_hydra:
-        write_run_info(Path.cwd(), cfg, project, taken_over=taken_over)
+        write_run_info(Path.cwd(), cfg, project)
         print(beginning(Path.cwd(), project), flush=True)
     runner = Factory(Runner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
     objective = recorder_of_sweep()
@@ -103,30 +103,26 @@ def maze_run(cfg: DictConfig) -> float | None:
     return None if value is None else BestScore(value, None if score is None else score.violation)
 
 
-def _completed(cfg: DictConfig, project: Path) -> list[str]:
-    """Check a configuration, and complete it in place.
-
-    :return: Keys that differ from Hydra's composition: sections of an earlier run, overridden wrappers, absolute paths.
-    """
+def _complete(cfg: DictConfig, project: Path) -> None:
+    """Check a configuration, and complete it in place."""
     from maze.cli.checks import check, choose_critic, complete
     from maze.cli.stored_runs import complete_base, complete_policies, complete_replay, use_stored_run
 
     if HydraConfig.initialized():
         complete_base(cfg, project, HydraConfig.get().overrides.task)
-    overridden = ["wrappers"] if apply_overrides(cfg) else []
-    overridden += complete(cfg, project)
+    apply_overrides(cfg)
+    complete(cfg, project)
     if "algorithm" in cfg:
         choose_critic(cfg)
     check(cfg)
     if not HydraConfig.initialized():
-        return []
-    taken_over = [*overridden, *use_stored_run(cfg, HydraConfig.get().overrides.task)]
+        return
+    use_stored_run(cfg, HydraConfig.get().overrides.task)
     complete(cfg, project)
     if "policies" in cfg:
         complete_policies(cfg, project, HydraConfig.get().overrides.task)
     if "trajectory_data" in cfg and "what_if" in cfg:
         complete_replay(cfg, project, HydraConfig.get().overrides.task)
-    return taken_over
 
 
 def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], project: Path | None) -> None:

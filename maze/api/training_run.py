@@ -143,7 +143,6 @@ class TrainingRun:
         self._stats = log_stats.StatsContext(stays_open=True)
         self._generators = GlobalGenerators()
         self._policy: TorchPolicy | None = None
-        self._env_factory: Callable[[], Any] | None = None
         # Reason why the run cannot be trained further.
         self._end: str | None = None
         seeding = self.cfg.get("seeding") or {}
@@ -234,10 +233,7 @@ class TrainingRun:
         return directory
 
     def release(self) -> None:
-        """Release resources of training; keep the policy."""
-        if self.runner is not None and self.result.status == "completed":
-            self._policy = self.policy
-        self._env_factory = self.env_factory
+        """Release resources of training; policy and statistics are read from the directory from then on."""
         self.close()
         self.runner, self._end = None, "The runs of a multirun are trained once."
 
@@ -291,7 +287,7 @@ class TrainingRun:
     @property
     def env_factory(self) -> Callable[[], Any]:
         """Factory of the environment with its wrappers and, once known, their normalization statistics."""
-        known: Callable[[], Any] | None = self._env_factory or getattr(self.runner, "env_factory", None)
+        known: Callable[[], Any] | None = getattr(self.runner, "env_factory", None)
         if known is not None:
             return known
         with imports_guarded(self.loaded.guard):
@@ -407,7 +403,6 @@ class TrainingRun:
         arguments = list(self.loaded.arguments)
         run_summary.write_run_info(directory, self.cfg, self.project, arguments)
         texts = {
-            "config.yaml": config_to_yaml(self.cfg),
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.masked_copy(self.loaded.hydra, "hydra")),
             "overrides.yaml": config_to_yaml(arguments[2:]) if arguments[2:] else "[]\n",
         }

@@ -31,30 +31,29 @@ _DATA = (
 )
 
 
-def complete(cfg: DictConfig, project: Path) -> list[str]:
+def complete(cfg: DictConfig, project: Path) -> None:
     """Complete, in place, values without a default: absolute paths, seeds, the model's critic, the algorithm's
     distributions, and verbosity.
 
     :param project: Directory that relative paths refer to.
-    :return: Keys of files that now have absolute paths.
     """
     with open_dict(cfg):
         if "verbose" not in cfg:  # root configurations of users
             cfg.verbose = SHORT
         if cfg.get("input_dir"):
             cfg.input_dir = str(project / local_copy(str(cfg.input_dir), "input_dir"))
-        named = [key for key in (*_FILES, *_DATA) if _name_files(cfg, key, project)]
+        for key in (*_FILES, *_DATA):
+            _name_files(cfg, key, project)
         model = cfg.get("model")
         if isinstance(model, DictConfig) and "_target_" in model:  # RLlib's own models have no such critic
             if "critic" not in model or OmegaConf.is_interpolation(model, "critic"):
                 model.critic = "${critic}" if "critic" in cfg else None
             _use_distributions_of_algorithm(cfg)
         _draw_seeds(cfg)
-    return named
 
 
-def _name_files(cfg: DictConfig, key: str, project: Path) -> bool:
-    """Make a path, or a list of paths, absolute; return whether one was relative.
+def _name_files(cfg: DictConfig, key: str, project: Path) -> None:
+    """Make a path, or a list of paths, absolute.
 
     Runs change their working directory. Files that are not in the project's directory may be in that of an earlier run,
     and remain relative; data are always in the project's.
@@ -67,10 +66,8 @@ def _name_files(cfg: DictConfig, key: str, project: Path) -> bool:
         return str((project / name).absolute()) if is_path and (key in _DATA or (project / name).exists()) else name
 
     found = [absolute(name) for name in given] if isinstance(given, ListConfig) else absolute(given)
-    if found == given:
-        return False
-    OmegaConf.update(cfg, key, found)
-    return True
+    if found != given:
+        OmegaConf.update(cfg, key, found)
 
 
 def _use_distributions_of_algorithm(cfg: DictConfig) -> None:

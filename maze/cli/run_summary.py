@@ -80,51 +80,27 @@ def installed_versions() -> dict[str, str | None]:
     return {**own, **{package: version_of(package) for package in PACKAGES}}
 
 
-def write_run_info(
-    directory: Path,
-    cfg: DictConfig,
-    project: Path,
-    arguments: Sequence[str] | None = None,
-    taken_over: Sequence[str] = (),
-) -> None:
+def write_run_info(directory: Path, cfg: DictConfig, project: Path, arguments: Sequence[str] | None = None) -> None:
     """Write configuration, command and versions into a run directory.
+
+    Policy and environment are built again from the configuration in the place of Hydra's file, which lacks what was
+    completed after the composition.
 
     :param project: Working directory of the command; its git state is recorded.
     :param arguments: Arguments of the command; those of this process by default.
-    :param taken_over: Keys of sections and values that differ from Hydra's composition.
     """
     command = command_text(*(sys.argv[1:] if arguments is None else arguments))
     versions = {"versions": installed_versions(), "git": git_state(project)}
     for name, text in (
         (CONFIG_FILE, config_to_yaml(cfg, sort_keys=True)),
+        (STORED_CONFIG, config_to_yaml(cfg)),
         (COMMAND_FILE, command + "\n"),
         (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
     ):
         write_whole(directory / name, text)
-    _correct(directory / STORED_CONFIG, cfg, taken_over)
-
-
-def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
-    """Correct Hydra's files, from which policy and environment are built again.
-
-    They receive the sections of an earlier run, absolute paths, the distributions of the algorithm, and the overrides
-    as written.
-    """
-    overrides = file.with_name("overrides.yaml")
+    overrides = directory / STORED_CONFIG.with_name("overrides.yaml")
     if overrides.is_file() and "$" in (text := overrides.read_text(encoding="utf-8")):
         write_whole(overrides, OmegaConf.to_yaml(as_written(yaml.safe_load(text))))
-    stored = OmegaConf.load(file) if file.is_file() else None
-    if not isinstance(stored, DictConfig):
-        return
-    is_right = not taken_over
-    for key in taken_over:
-        OmegaConf.update(stored, key, OmegaConf.select(cfg, key), merge=False)
-    if stored.get("model") and isinstance(cfg.get("model"), DictConfig):
-        wanted = cfg.model.get("distribution_mapper_config")
-        is_right &= stored.model.get("distribution_mapper_config") == wanted
-        stored.model.distribution_mapper_config = wanted
-    if not is_right:
-        write_whole(file, OmegaConf.to_yaml(stored))
 
 
 def text_of(path: Path) -> str:

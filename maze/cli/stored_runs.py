@@ -33,7 +33,7 @@ _NAMING = {
 }
 
 
-def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
+def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Take over, in place, sections of the configuration of the run in `input_dir`, unless the command names them.
 
     These are the model, and, with Maze's own root configurations and without an experiment (others name them), the
@@ -44,14 +44,13 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
 
     :param cfg: Configuration of a rollout or a training run.
     :param overrides: Arguments of the command, or paths of values given otherwise.
-    :return: The sections that were taken over.
     :raises CheckpointError: The stored configuration cannot be read, or names other code.
     """
     directory = str(cfg.get("input_dir") or "")
     given = [override.lstrip("+~") for override in overrides]
     wanted = [section for section in _taken_over(cfg, given) if not any(map(_NAMING[section].match, given))]
     if not directory or not wanted or not (Path(directory) / stored_config.STORED_CONFIG).is_file():
-        return []
+        return
     run = stored_config.StoredRun(directory, packages_trusted_by(cfg))
     stored = run.sections(wanted)
     if "algorithm" in cfg and "model" in stored:
@@ -68,7 +67,6 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
         names = " and ".join([", ".join(different[:-1]), different[-1]] if len(different) > 1 else different)
         choices = " ".join(f"{section}=<option>" for section in different)
         print(f"Using the {names} configuration of {directory}; name {choices} to choose another.")
-    return different
 
 
 def _taken_over(cfg: DictConfig, given: Sequence[str]) -> list[str]:

@@ -87,7 +87,7 @@ def read_thresholds(
             raise unknown_key_error(f"{where}:", key, ("goal", "margin", "absolute_margin", "limit", "range"))
         if {"margin", "absolute_margin"} <= numbers.keys():
             raise ConfigError(f"{where}: `margin` and `absolute_margin` exclude each other; leave one out.")
-        goal = entry.get("goal") or goals.get(measure)
+        goal = entry.get("goal") or goals.get(measure) or goals.get(measure.removesuffix(_CVAR))
         if goal not in (MORE, LESS, NONE):
             raise ConfigError(
                 f"{where}.goal: expected {MORE} or {LESS}, which is better, or {NONE}, which excludes the measure."

@@ -16,7 +16,6 @@ from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.log_stats_writer_tensorboard import (
-    HyperparametersWriter,
     LogStatsWriterTensorboard,
     flat_hyperparameters,
 )
@@ -86,7 +85,7 @@ def setup_logging(
     from omegaconf import OmegaConf
 
     context = StatsContext.active()
-    kinds = (LogStatsWriterConsole, RunConsole, HyperparametersWriter, LogStatsWriterTensorboard, Tracker)
+    kinds = (LogStatsWriterConsole, RunConsole, LogStatsWriterTensorboard, Tracker)
     for earlier in [writer for writer in context.writers if isinstance(writer, kinds)]:
         if getattr(earlier, "output", None) is None:  # not of `maze-run`
             context.writers.remove(earlier)
@@ -94,36 +93,23 @@ def setup_logging(
             context.step = 1
     settings: Mapping[str, Any] = {} if job_config is None or isinstance(job_config, str) else job_config
     config = OmegaConf.create(job_config) if isinstance(job_config, str) else described_config(job_config or {})
-    text = job_config if job_config is None or isinstance(job_config, str) else OmegaConf.to_yaml(config)
+    texts = {}
+    if job_config is not None:
+        text = job_config if isinstance(job_config, str) else OmegaConf.to_yaml(config)
+        code = {"job_config": text.rstrip("\n"), "command": shlex.join(sys.argv)}
+        texts = {tag: textwrap.indent(each, "    ", lambda line: True) for tag, each in code.items()}  # in Markdown
     register_log_stats_writer(_console(settings, verbose))
     figures, hyperparameters = Figures(), _hyperparameters(config)
     for writer in _trackers(settings.get("tracking"), log_dir, tensorboard_render_figure):
+        register_log_stats_writer(writer)
         if isinstance(writer, LogStatsWriterTensorboard):
             writer.figures = figures
-            _begin_tensorboard(writer, text, hyperparameters)
-            continue
-        register_log_stats_writer(writer)
-        if isinstance(writer, Tracker):
+            context.guarded(writer, partial(writer.begin, hyperparameters, texts))
+        elif isinstance(writer, Tracker):
             place = context.place or RunPlace(Path.cwd(), Path.cwd())
             resumed = settings.get("input_dir") if settings.get("resume") else None
             run = TrackedRun(place, hyperparameters, Path(str(resumed)) if resumed else None)
             context.guarded(writer, partial(writer.begin, run, figures))
-
-
-def _begin_tensorboard(
-    tensorboard: LogStatsWriterTensorboard, config: str | None, hyperparameters: Mapping[str, bool | float | str]
-) -> None:
-    context = StatsContext.active()
-    if hyperparameters:
-        results = HyperparametersWriter(tensorboard, hyperparameters)
-        register_log_stats_writer(results)  # first, so that its entries of the event file are flushed with the others
-        context.guarded(results, results.start)
-    register_log_stats_writer(tensorboard)
-    if config is not None:
-        for tag, text in {"job_config": config, "command": shlex.join(sys.argv)}.items():
-            code_block = textwrap.indent(text.rstrip("\n"), "    ", lambda line: True)  # in Markdown
-            context.guarded(tensorboard, partial(tensorboard.write_text, tag, code_block))
-        context.guarded(tensorboard, tensorboard.on_log_step_increment)
 
 
 def _trackers(configured: Any, log_dir: str | Path, draws_figures: bool) -> Iterator[LogStatsWriter]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from maze.api.run_context import RunContext
 from maze.cli.run_summary import trust_arguments
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.errors import CheckpointError
@@ -54,6 +55,13 @@ def test_a_rollout_uses_environment_wrappers_and_model_of_the_run(run: Path, cap
     assert main([*ROLLOUT, f"input_dir={run}", "hydra.run.dir=out"]) == 0
     assert "Using the env, wrappers and model configuration of" in capfd.readouterr().out
     assert used("out") == ("Acrobot-v1", True, [8])
+
+
+def test_a_run_context_that_loads_the_run_has_its_drawn_seeds(run: Path) -> None:
+    drawn = OmegaConf.load(run / "hydra_config.yaml").seeding
+    loaded = RunContext.load(run, silent=True).results
+    assert (loaded.env_base_seed, loaded.agent_base_seed) == (drawn.env_base_seed, drawn.agent_base_seed)
+    assert None not in (drawn.env_base_seed, drawn.agent_base_seed)
 
 
 def test_single_wrappers_come_on_top_of_those_of_the_run(run: Path) -> None:

@@ -175,6 +175,9 @@ def test_the_tail_of_each_judged_measure_is_judged_unless_it_is_configured() -> 
     assert found["waste_cvar"] == Threshold(LESS, 0.1)
     assert found["return_cvar"] == Threshold()
     assert list(found) == ["return", "time", "waste", "time_cvar", "return_cvar", "waste_cvar"]
+    config = {"return_cvar": {"margin": 0.3}, "waste_cvar": {"absolute_margin": 2}}  # with the goals of their measures
+    expected = {"return_cvar": Threshold(MORE, 0.3), "waste_cvar": Threshold(LESS, absolute_margin=2.0)}
+    assert read_thresholds(config, minimize=["waste"]).items() >= expected.items()
     assert "return_cvar" not in tail_thresholds(read_thresholds({}), {"return_cvar": {"goal": "none"}})
 
 
@@ -246,6 +249,14 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def run(*arguments: str) -> int:
     fixed = ("env.name=CartPole-v1", "seeding.env_base_seed=1", "seeding.agent_base_seed=2")
     return main(["-cn", "conf_gate", *fixed, "runner.max_episode_steps=30", "hydra.run.dir=gate", *arguments])
+
+
+def test_the_worst_episodes_are_judged_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    policies = (f"candidate={SLIPS % 0.5}", f"baseline={SLIPS % 0.3}")
+    assert run(*policies, "runner.risk=0.1", "thresholds={return:{margin:9},return_cvar:{margin:0.02}}") == 1
+    assert "The candidate does not pass: return_cvar (worse)." in capsys.readouterr().err
+    with Path("gate/tails.csv").open(encoding="utf-8", newline="") as file:
+        assert {row["level"] for row in csv.DictReader(file)} == {"0.1"}
 
 
 def test_the_same_policy_passes_and_a_worse_one_does_not(capsys: pytest.CaptureFixture[str]) -> None:

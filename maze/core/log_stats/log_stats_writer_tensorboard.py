@@ -16,7 +16,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
+from maze.core.log_stats.log_stats import LogStats, LogStatsKey, LogStatsWriter, StatsContext
 from maze.core.log_stats.reducer_functions import histogram_range
 from maze.core.log_stats.stats_format import Figures, name_parts, sample_values, scalar_value, statistic_name
 
@@ -54,18 +54,43 @@ class LogStatsWriterTensorboard(LogStatsWriter):
         self.x_axis = x_axis
         self.figures = Figures()
         self._records: Any = None
+        self._is_training_run = False
+        self._rewards = _Rewards()
+        self._step = 0
+
+    def begin(self, hyperparameters: Mapping[str, bool | float | str], texts: Mapping[str, str]) -> None:
+        """Begin a run.
+
+        Results are the latest and the best mean reward. TensorBoard derives the columns of the HPARAMS tab from all
+        runs below its `logdir`; a run that declared columns would hide those of other runs.
+
+        :param hyperparameters: Names and values of the HPARAMS tab; none: the run has no row there, and no results.
+        :param texts: Texts of the TEXT tab, in Markdown, by name.
+        """
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        if hyperparameters:
+            self._is_training_run = True
+            # without a group, each run has a row of its own
+            self.add_summary(hparams_pb(dict(hyperparameters), trial_id=""), 0)
+        for tag, text in texts.items():
+            self.add_summary(text_pb(f"{tag}/text_summary", text), 0)
+        self.on_log_step_increment()
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = []
+        self._step = step
         for key, value in stats.items():
             tag = statistic_name(key, path, "_")
             samples = sample_values(value)
             number = scalar_value(value)
             if number is not None:
                 values.append(Summary.Value(tag=tag, simple_value=number))
+                self._rewards.add(path, key, number)
             elif samples is not None and (histogram := _histogram(samples)) is not None:
                 values.append(Summary.Value(tag=tag, histo=histogram))
             for picture in self.figures.of(path, step, key, value) if self.tensorboard_render_figure else ():
@@ -101,23 +126,31 @@ class LogStatsWriterTensorboard(LogStatsWriter):
             self._records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
         self._records.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
 
-    def write_text(self, tag: str, text: str) -> None:
-        """Add a text to the TEXT tab.
-
-        :param tag: Its name.
-        :param text: Markdown.
-        """
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
-        self.add_summary(text_pb(f"{tag}/text_summary", text), 0)
-
     @override(LogStatsWriter)
     def on_log_step_increment(self) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        results = self._rewards.of_step()
+        if self._is_training_run and results:
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in results.items()]
+            self.add_summary(Summary(value=values), self.position(self._step))
         if self._records is not None:
             self._records.flush()
 
     @override(LogStatsWriter)
     def close(self) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+        if self._is_training_run:
+            self._is_training_run = False
+            context = StatsContext.active()
+            has_failed = context.error is not None or context.is_disabled(self)
+            status = api_pb2.STATUS_FAILURE if has_failed else api_pb2.STATUS_SUCCESS
+            info = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
+            plugin = metadata.create_summary_metadata(info)
+            end = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=plugin, tensor=metadata.NULL_TENSOR)
+            self.add_summary(Summary(value=[end]), 0)
         records, self._records = self._records, None
         if records is not None:
             records.close()
@@ -144,76 +177,32 @@ def _histogram(samples: np.ndarray[Any, Any]) -> Any:
     )
 
 
-class HyperparametersWriter(LogStatsWriter):
-    """Write the hyperparameters of a run, and its latest and best mean reward, for TensorBoard's HPARAMS tab.
+class _Rewards:
+    """The mean rewards of a run: those of evaluations or, in a run without evaluation, of the training episodes."""
 
-    The reward is that of evaluations or, in a run without evaluation, that of the training episodes. TensorBoard
-    derives the columns from all runs below its `logdir`; a run that declared columns would hide those of other runs.
-
-    :param tensorboard: Writer of the event file; must be registered and closed after this writer.
-    :param hyperparameters: Names and values.
-    """
-
-    def __init__(
-        self, tensorboard: LogStatsWriterTensorboard, hyperparameters: Mapping[str, bool | float | str]
-    ) -> None:
-        self.hyperparameters = dict(hyperparameters)
-        self._tensorboard = tensorboard
-        self._rewards: dict[str, float] = {}
+    def __init__(self) -> None:
+        self._of_step: dict[str, float] = {}
         self._best = -math.inf
         self._has_evaluations = False
-        self._step = 0
-        self._is_started = False
 
-    def start(self) -> None:
-        """Write the hyperparameters."""
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    def add(self, path: str | None, key: LogStatsKey, number: float) -> None:
+        """Add a statistic, which is ignored unless it is a finite mean reward."""
+        is_reward = key.output_name == "mean" and name_parts(key)[:2] == ("BaseEnvEvents", "reward")
+        if is_reward and math.isfinite(number):
+            self._of_step[path or ""] = number
 
-        self._is_started = True
-        # without a group, each run has a row of its own
-        self._tensorboard.add_summary(hparams_pb(self.hyperparameters, trial_id=""), 0)
-
-    @override(LogStatsWriter)
-    def write(self, path: str | None, step: int, stats: LogStats) -> None:
-        self._step = step
-        for key, value in stats.items():
-            is_reward = key.output_name == "mean" and name_parts(key)[:2] == ("BaseEnvEvents", "reward")
-            number = scalar_value(value) if is_reward else None
-            if number is not None and math.isfinite(number):
-                self._rewards[path or ""] = number
-
-    @override(LogStatsWriter)
-    def on_log_step_increment(self) -> None:
-        reward = self._rewards.pop("eval", None)
+    def of_step(self) -> dict[str, float]:
+        """Return the reward of the log step and the best one so far by their tags, and begin another step."""
+        reward = self._of_step.get("eval")
         if reward is not None and not self._has_evaluations:
             self._has_evaluations, self._best = True, -math.inf
         if reward is None and not self._has_evaluations:
-            reward = self._rewards.get("train")
-        self._rewards.clear()
+            reward = self._of_step.get("train")
+        self._of_step.clear()
         if reward is None:
-            return
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
+            return {}
         self._best = max(self._best, reward)
-        results = {RESULTS["final"]: reward, RESULTS["best"]: self._best}
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in results.items()]
-        self._tensorboard.add_summary(Summary(value=values), self._tensorboard.position(self._step))
-
-    @override(LogStatsWriter)
-    def close(self) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
-
-        if not self._is_started:
-            return
-        self._is_started = False
-        context = StatsContext.active()
-        has_failed = context.error is not None or context.is_disabled(self)
-        status = api_pb2.STATUS_FAILURE if has_failed else api_pb2.STATUS_SUCCESS
-        info = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
-        plugin = metadata.create_summary_metadata(info)
-        end = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=plugin, tensor=metadata.NULL_TENSOR)
-        self._tensorboard.add_summary(Summary(value=[end]), 0)
+        return {RESULTS["final"]: reward, RESULTS["best"]: self._best}
 
 
 def flat_hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | float | str]:
