@@ -380,7 +380,7 @@ def print_runs(arguments: Sequence[str]) -> int:
     found.sort(key=lambda entry: (entry[0] / CONFIG_FILE).stat().st_mtime)
     runs = [_listed(run, cfg) for run, cfg in found if "algorithm" in cfg]
     header = ("run", "environment", "algorithm", "steps", "best score", "state", "date")
-    print("\n".join(aligned([header, *runs])) if runs else f"No training runs in {directory}.")
+    print("\n".join(aligned([header, *runs])) if runs else f"No training runs in {directory.absolute()}.")
     return 0
 
 

@@ -84,9 +84,7 @@ class BundledNetwork:
         missing |= {STATE + key for key, size in self.state_sizes.items() if shapes.get(STATE + key, ())[1:] != [size]}
         missing |= set(self._outputs) - {each.name for each in session.get_outputs()}
         if missing:
-            raise BundleError(
-                f"A network and its description do not agree on {sorted(missing)}. Export the policy again."
-            )
+            raise BundleError(f"A network and its description do not agree on {sorted(missing)}. Export it again.")
 
     def __call__(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Compute logits `[batch, ...]` by head, and the next hidden states `[batch, size]` by state key.

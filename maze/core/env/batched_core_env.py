@@ -254,9 +254,7 @@ class BatchedCoreEnv(ABC):
         max_episode_steps: int | None = None,
     ) -> None:
         if list(action_spaces) != list(observation_spaces):
-            raise ConfigError(
-                f"{self}: expected equal sub-steps, found {[*action_spaces]} and {[*observation_spaces]}."
-            )
+            raise ConfigError(f"{self}: expected equal sub-steps, found {[*action_spaces]}, {[*observation_spaces]}.")
         self.n_envs = n_envs
         self.action_spaces = dict(action_spaces)
         self.observation_spaces = dict(observation_spaces)
