@@ -96,7 +96,7 @@ def translated(error: BaseException) -> ConfigError | None:
     elif isinstance(error, OmegaConfBaseException):
         key = getattr(error, "full_key", None)
         message = f"{key}: {first_line(error).rstrip('.')}" if key else first_line(error).rstrip(".")
-    elif isinstance(error, HydraException):
+    elif isinstance(error, HydraException) or str(error).startswith("Only one of --run"):  # a ValueError of Hydra
         message = str(error).strip()
     elif isinstance(error, YAMLError):
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or first_line(error)

@@ -140,7 +140,7 @@ class TrainingRunner(Runner):
         self.spaces.save(self.spaces_config_dump_file)
         setup_logging(job_config=cfg)
         self._model_composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # built from a subclass
-            cfg.model, **vars(self.spaces)
+            cfg.model, config_path="model", **vars(self.spaces)
         )
         self._model_composer.save_models()
         if (algorithm := self._checked_algorithm(cfg.get("algorithm"))) is None:
