@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -206,74 +206,74 @@ def place(cfg: DictConfig, path: str, value: Any) -> None:
     :param value: The value; objects are stored as they are.
     :raises InvalidSpecificationError: There is no such key.
     """
-    _Placement(path.lstrip("+"), value, is_new=path.startswith("+")).below(cfg, path.lstrip("+").split("."), ())
+    _placed(cfg, path.lstrip("+").split("."), value, (), path)
 
 
-@dataclass(frozen=True)
-class _Placement:
-    path: str
-    value: Any
-    is_new: bool
+def _placed(node: Any, keys: list[str], value: Any, before: tuple[str, ...], path: str) -> Any:
+    """Set a value below a node.
 
-    def below(self, node: Any, keys: list[str], before: tuple[str, ...]) -> Any:
-        """Set the value below a node.
+    :param keys: Keys below the node.
+    :param before: Keys above them.
+    :param path: The path of the override.
+    :return: The replacement of the node: the value if no keys are left, a changed data class, or the node.
+    """
+    if not keys:
+        return value
+    if isinstance(node, DictConfig | ListConfig):
+        _place_in(node, keys, value, before, path)
+        return node
+    name, rest = keys[0], keys[1:]
+    if is_dataclass(node) and not isinstance(node, type):
+        names = [each.name for each in fields(node) if each.init]
+        if name not in names:
+            raise _unknown_key(name, names, before, path)
+        return replace(node, **{name: _placed(getattr(node, name), rest, value, (*before, name), path)})
+    where = ".".join(before)
+    named = "empty" if node is None else repr(node) if is_plain(node) else f"a {type(node).__name__}"
+    raise InvalidSpecificationError(
+        f"overrides[{path.lstrip('+')!r}]: `{where}` is {named}, which has no `{name}` that could be overridden. "
+        f"Change the object passed as `{where}`, or pass its configuration: a mapping with `{TARGET_KEY}`."
+    )
 
-        :return: The replacement of the node: the value if no keys are left, a changed data class, or the node.
-        """
-        if not keys:
-            return self.value
-        if isinstance(node, DictConfig | ListConfig):
-            self._set_in_container(node, keys, before)
-            return node
-        name, rest = keys[0], keys[1:]
-        if is_dataclass(node) and not isinstance(node, type):
-            names = [each.name for each in fields(node) if each.init]
-            if name not in names:
-                raise self._unknown(name, names, before)
-            return replace(node, **{name: self.below(getattr(node, name), rest, (*before, name))})
-        where = ".".join(before)
-        named = "empty" if node is None else repr(node) if is_plain(node) else f"a {type(node).__name__}"
-        raise InvalidSpecificationError(
-            f"overrides[{self.path!r}]: `{where}` is {named}, which has no `{name}` that could be overridden. "
-            f"Change the object passed as `{where}`, or pass its configuration: a mapping with `{TARGET_KEY}`."
-        )
 
-    def _set_in_container(self, node: DictConfig | ListConfig, keys: list[str], before: tuple[str, ...]) -> None:
-        is_list = isinstance(node, ListConfig)
-        known: dict[str, Any] = {str(key): key for key in (range(len(node)) if is_list else node)}
-        if before == (SECTION,):
-            keys = split_wrapper_path(keys, known)
-        n_keys = next((number for number in range(len(keys), 0, -1) if ".".join(keys[:number]) in known), 0)
-        name, rest = ".".join(keys[:n_keys]), keys[n_keys:]
-        if not n_keys:
-            if is_list or not self.is_new:
-                names = map(short_name, known) if before == (SECTION,) else known
-                raise self._unknown(keys[0], list(names), before)
-            _insert(node, keys[0], reduce(lambda inner, key: {key: inner}, reversed(keys[1:]), self.value))
-        elif not rest:
-            self._replace(node, known[name])
-        else:
-            found = node[known[name]]  # follows interpolations
-            if (changed := self.below(found, rest, (*before, name))) is not found:
-                _insert(node, known[name], changed)
+def _place_in(node: DictConfig | ListConfig, keys: list[str], value: Any, before: tuple[str, ...], path: str) -> None:
+    is_list = isinstance(node, ListConfig)
+    known: dict[str, Any] = {str(key): key for key in (range(len(node)) if is_list else node)}
+    if before == (SECTION,):
+        keys = split_wrapper_path(keys, known)
+    n_keys = next((number for number in range(len(keys), 0, -1) if ".".join(keys[:number]) in known), 0)
+    name, rest = ".".join(keys[:n_keys]), keys[n_keys:]
+    if not n_keys:
+        if is_list or not path.startswith("+"):
+            names = map(short_name, known) if before == (SECTION,) else known
+            raise _unknown_key(keys[0], list(names), before, path)
+        _insert(node, keys[0], reduce(lambda inner, key: {key: inner}, reversed(keys[1:]), value))
+    elif not rest:
+        _merge(node, known[name], value)
+    else:
+        found = node[known[name]]  # follows interpolations
+        if (changed := _placed(found, rest, value, (*before, name), path)) is not found:
+            _insert(node, known[name], changed)
 
-    def _replace(self, node: DictConfig | ListConfig, key: Any) -> None:
-        child = None if OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key) else node[key]
-        if not isinstance(self.value, Mapping) or TARGET_KEY in self.value or not isinstance(child, DictConfig):
-            _insert(node, key, self.value)
-            return
-        for name, entry in self.value.items():
-            if name in child and isinstance(entry, Mapping):
-                _Placement(str(name), entry, True).below(child, str(name).split("."), ())
-            else:
-                _insert(child, name, entry)
 
-    def _unknown(self, name: str, known: Any, before: tuple[str, ...]) -> InvalidSpecificationError:
-        where = f"`{'.'.join(before)}` has" if before else "the configuration has"
-        return InvalidSpecificationError(
-            f"overrides[{self.path!r}]: {where} no key {name!r}.{suggestion(name, known)} To add a key, write "
-            f"{'+' + self.path!r}."
-        )
+def _merge(node: DictConfig | ListConfig, key: Any, value: Any) -> None:
+    """Set an entry of a container; a mapping without `_target_` is merged into one that is there."""
+    is_absent = isinstance(node, DictConfig) and key not in node
+    is_referred = is_absent or OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key)
+    child = None if is_referred else node[key]
+    if not isinstance(value, Mapping) or TARGET_KEY in value or not isinstance(child, DictConfig):
+        _insert(node, key, value)
+        return
+    for name, entry in value.items():
+        _merge(child, name, entry)
+
+
+def _unknown_key(name: str, known: Sequence[str], before: tuple[str, ...], path: str) -> InvalidSpecificationError:
+    where = f"`{'.'.join(before)}` has" if before else "the configuration has"
+    path = path.lstrip("+")
+    return InvalidSpecificationError(
+        f"overrides[{path!r}]: {where} no key {name!r}.{suggestion(name, known)} To add a key, write {'+' + path!r}."
+    )
 
 
 def as_wrapper_configs(wrappers: Mapping[Any, Any]) -> Any:

@@ -11,7 +11,7 @@ from torch.distributions import Categorical
 
 from maze.core.annotations import override
 from maze.distributions.torch_dist import TorchProbabilityDistribution
-from maze.distributions.utils import require_space, require_valid_rows
+from maze.distributions.utils import require_space
 
 # Rows from which, and choices up to which, torch takes a fifth to four fifths of the time by columns.
 _ROWS, _FEW = 512, 15
@@ -41,14 +41,6 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
     @override(TorchProbabilityDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
         return (int(require_space(action_space, spaces.Discrete, cls).n),)
-
-    def require_valid(self, head: str = "action") -> None:
-        """Refuse rows that have no valid action.
-
-        :param head: Name of the head, for the message.
-        :raises EnvironmentContractError: Names the head and the first such row.
-        """
-        require_valid_rows(self.logits, head)
 
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -24,16 +23,6 @@ class DictProbabilityDistribution(JointProbabilityDistribution):
     def __init__(self, distribution_dict: dict[str, ProbabilityDistribution]) -> None:
         self.distribution_dict = distribution_dict
         self.parts = list(distribution_dict.values())
-
-    def require_valid(self) -> None:
-        """Refuse rows in which a head has no valid action.
-
-        :raises EnvironmentContractError: Names the head and the row.
-        """
-        for head, distribution in self.distribution_dict.items():
-            check: Any = getattr(distribution, "require_valid", None)
-            if check is not None:
-                check(head)
 
     @override(ProbabilityDistribution)
     def neg_log_prob(self, actions: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

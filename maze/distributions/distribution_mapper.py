@@ -117,6 +117,18 @@ class DistributionMapper:
             description |= {"low": space.low.copy(), "high": space.high.copy()}
         return description
 
+    def choice_sizes(self, action_head: str) -> list[int]:
+        """Return how the logits of an action head split into categorical choices; empty for other distributions.
+
+        :param action_head: Name of the head.
+        :raises KeyError: There is no such head.
+        """
+        distribution, space = self.distribution_class(action_head), self.action_space.spaces[action_head]
+        if issubclass(distribution, CategoricalProbabilityDistribution) and isinstance(space, spaces.Discrete):
+            return [int(space.n)]
+        is_vector = issubclass(distribution, multi_categorical.MultiCategoricalProbabilityDistribution)
+        return space.nvec.flatten().tolist() if is_vector and isinstance(space, spaces.MultiDiscrete) else []
+
     def required_logits_shape(self, action_head: str) -> Sequence[int]:
         """Return the shape of the logits of an action head, without batch dimensions.
 

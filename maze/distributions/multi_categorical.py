@@ -42,15 +42,6 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
         """
         return (int(require_space(action_space, spaces.MultiDiscrete, cls).nvec.sum()),)
 
-    def require_valid(self, head: str = "action") -> None:
-        """Refuse rows in which some component has no valid choice.
-
-        :param head: Name of the head, for the message.
-        :raises EnvironmentContractError: Names the head, the component and the first such row.
-        """
-        for index, part in enumerate(self.parts):
-            part.require_valid(f"{head}[{index}]")
-
     @override(ProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         choices = actions.flatten(-self.action_space.nvec.ndim).unbind(-1)

@@ -194,16 +194,9 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
     """
     if np.vdot(logits, logits) < _UNSUSPICIOUS:  # for every batch: one product instead of several extremes
         return
-    # extremes are NaN if any logit is; minus infinity masks a choice, and makes no sense elsewhere
-    if not sizes:
-        if np.minimum.reduce(logits, None) > -np.inf and np.maximum.reduce(logits, None) < np.inf:
-            return
-    elif len(sizes) == 1:
-        largest = np.maximum.reduce(logits, -1)
-        least = most = largest[0]
-        if len(largest) > 1:
-            least, most = largest.min(), largest.max()
-        if least > _MASKED and most < np.inf:
+    if len(sizes) == 1:
+        most_likely = np.maximum.reduce(logits, -1)  # NaN if one of the row is
+        if np.minimum.reduce(most_likely, None) > _MASKED and np.maximum.reduce(most_likely, None) < np.inf:
             return
     broken = np.isnan(logits) | (np.isinf(logits) if not sizes else logits == np.inf)
     if broken.any():
@@ -215,7 +208,7 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
         error.row = row
         raise error
     start = 0
-    for size in sizes if len(sizes) > 1 else logits.shape[-1:]:  # as many candidates as there are
+    for size in sizes if len(sizes) != 1 else logits.shape[-1:]:  # as many candidates as there are
         masked = logits[..., start : start + size].max(-1) <= _MASKED
         start += size
         if masked.any():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError
 from maze.distributions.distribution import ProbabilityDistribution
 
 SpaceType = TypeVar("SpaceType", bound=spaces.Space[Any])
@@ -105,25 +105,6 @@ def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[to
     """Return the two halves of the logits, each `[..., *action_space.shape]`."""
     first, second = logits.chunk(2, dim=-1)
     return (first, second) if action_space.shape else (first.squeeze(-1), second.squeeze(-1))
-
-
-def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
-    """Refuse categorical logits all of whose entries are masked, i.e. at (or below) the dtype's finite minimum.
-
-    :param logits: `[..., n_choices]`.
-    :param head: Name of the head, for the message.
-    :raises EnvironmentContractError: Names the head and the first such row.
-    """
-    masked = logits.amax(-1) <= torch.finfo(logits.dtype).min
-    if bool(masked.any()):
-        rows = masked.nonzero()
-        error = EnvironmentContractError(
-            f"Action head `{head}`: no valid action is left in {len(rows)} of {masked.numel()} rows "
-            f"(first at index {rows[0].tolist()}). The action mask must allow at least one action; check the mask "
-            "that the environment puts into this head's observation."
-        )
-        error.row = int(rows[0][0]) if logits.ndim > 1 else 0
-        raise error
 
 
 @contextmanager

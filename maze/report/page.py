@@ -320,7 +320,7 @@ def charts_of_columns(paths: Sequence[StatisticsOfPath]) -> Iterator[Chart]:
     groups: dict[tuple[str, str], list[tuple[StatisticsOfPath, str]]] = {}
     for statistics in paths:
         for column in statistics.columns:
-            kind, name = _kind(column)
+            kind, name = _kind(column, statistics)
             # a stack shows one distribution, so evaluation and training have separate charts
             key = (kind, f"{name} ({statistics.path})" if kind == "share" and statistics.path else name)
             groups.setdefault(key, []).append((statistics, column))
@@ -334,14 +334,11 @@ def charts_of_columns(paths: Sequence[StatisticsOfPath]) -> Iterator[Chart]:
             paths_of = [each.path for each, column in members if column == median]
             yield Chart(name, [Series(path, path, median, low=low, high=high) for path in paths_of])
         elif kind == "spread":
-            lines = [_spread_series(each, name) for each in paths if (each, _of_event(name, "mean")) in members]
-            if lines:
-                yield Chart(name, lines, is_spread=True)
-            lone = [column for each, column in members if _of_event(name, "mean") not in each.columns]
-            for column in dict.fromkeys(lone):
-                yield _plain(column, [each for each, other in members if other == column])
+            mean = _of_event(name, "mean")
+            lines = [_spread_series(each, name) for each, column in members if column == mean]
+            yield Chart(name, lines, is_spread=True)
         else:
-            yield _plain(name, [each for each, _ in members])
+            yield Chart(name, [Series(each.path, each.path, name) for each, _ in members])
 
 
 def column_of(statistics: StatisticsOfPath | None, name: str) -> np.ndarray[Any, Any]:
@@ -350,12 +347,8 @@ def column_of(statistics: StatisticsOfPath | None, name: str) -> np.ndarray[Any,
     return values[np.isfinite(values)]
 
 
-def _plain(name: str, paths: Sequence[StatisticsOfPath]) -> Chart:
-    return Chart(name, [Series(each.path, each.path, name) for each in paths])
-
-
-def _kind(column: str) -> tuple[str, str]:
-    """Return the kind of chart of a statistic and its name."""
+def _kind(column: str, statistics: StatisticsOfPath) -> tuple[str, str]:
+    """Return the kind of chart of a statistic and its name; a spread is shown around the mean, if there is one."""
     head, _, end = column.rpartition("/")
     if end in QUANTILES:
         return "quantile", head
@@ -363,7 +356,9 @@ def _kind(column: str) -> tuple[str, str]:
         return "share", head
     parts = column.split("/", 3)
     if len(parts) > 2 and parts[2] in SPREAD:
-        return "spread", "/".join([*parts[:2], *parts[3:]])
+        event = "/".join([*parts[:2], *parts[3:]])
+        if _of_event(event, "mean") in statistics.columns:
+            return "spread", event
     return "plain", column
 
 

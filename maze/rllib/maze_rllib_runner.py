@@ -112,7 +112,8 @@ class MazeRLlibRunner(Runner):
         env = factory()
         try:
             env.seed(self.maze_seeding.generate_env_instance_seed())
-            normalized_factory = estimated_statistics(env, factory, self.normalization_samples, cfg.get("input_dir"))[1]
+            samples, input_dir = self.normalization_samples, cfg.get("input_dir")
+            normalized_factory, env = estimated_statistics(env, factory, samples, input_dir)[1:]
             names = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
             spaces_dicts = {name: getattr(env, name) for name in names}
         finally:

@@ -36,7 +36,7 @@ from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.utils.factory import Factory
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.distributions.utils import require_valid_rows
+from maze.distributions.numpy_distributions import check_logits
 from maze.perception.builders.base import embedding_spaces
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.rllib.environment import step_key_of
@@ -115,8 +115,10 @@ class MazeActionDistribution(Distribution):
         """Sample actions, without gradients.
 
         :raises EnvironmentContractError: All actions of a head are masked.
+        :raises NonFiniteError: A logit is NaN or infinite.
         """
-        self.joint.require_valid()
+        for head, logits in self.split(self.logits).items():
+            check_logits(logits.detach().cpu().numpy(), self.mapper.choice_sizes(head), head, "model.policy")
         actions = self.joint.deterministic_sample() if self.is_deterministic else self.joint.sample()
         # Copies: a squashed distribution recognises its own samples, also where tanh is saturated. The learner gets
         # only the actions, and the probability ratio has to be 1 before the first update.
@@ -333,7 +335,8 @@ class QPolicyModule(MazeRLModule, apis.InferenceOnlyAPI, apis.QNetAPI, PolicyTar
         epsilon = float(self.epsilon_schedule.get_current_value())
         with torch.no_grad():
             values = self._values(batch)
-            require_valid_rows(values, next(iter(self.step_action_space.spaces)))
+            head = next(iter(self.step_action_space.spaces))
+            check_logits(values.cpu().numpy(), values.shape[-1:], head, "model.policy")
             allowed = values > torch.finfo(values.dtype).min
             random_actions = torch.multinomial(allowed.float(), num_samples=1).squeeze(-1)
             explores = torch.rand(values.shape[0], device=values.device) < epsilon

@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
-from maze.serve.decision_log import DecisionLog, written_rng
+from maze.serve.decision_log import DecisionLog
 from maze.serve.pipeline import Actor
 from maze.serve.served import Metrics, Options, Query, RefusedError, Served, Settings, as_json, invalid, other_bundle
 
@@ -306,9 +306,8 @@ class Policies:
         if not options.deterministic:
             seed = secrets.randbits(62) if options.seed is None else checked_seed(options.seed)
             rng = seeded_generator(seed)
-        name, written = self._next_decision(), self._written(rng)
-        place: dict[str, Any] = {"named": options.episode, "n": options.step or 0, "written_rng": written}
-        query = Query(acting, actor, inputs, rng, options.ranked, states, name, observation, **place)
+        facts = (acting, actor, inputs, rng, options.ranked, states, self._next_decision(), observation)
+        query = Query(*facts, named=options.episode, n=options.step or 0)
         pending = policy.decide(query)
         if len(self._served) > 1:
             shadows = [
@@ -349,9 +348,8 @@ class Policies:
         session.is_busy, session.failure = True, "a decision was not finished in time."
         try:
             rng = None if options.deterministic else acting.rng
-            name, written = self._next_decision(), self._written(rng)
-            place: dict[str, Any] = {"episode": session.episode, "n": session.n_steps, "written_rng": written}
-            query = Query(acting, actor, inputs, rng, options.ranked, acting.states, name, observation, **place)
+            facts = (acting, actor, inputs, rng, options.ranked, acting.states, self._next_decision(), observation)
+            query = Query(*facts, episode=session.episode, n=session.n_steps)
             pending = session.policy.decide(query)
             shadows = [(each, own, None if rng is None else own.rng) for each, own in session.shadows]
             session.shadowing = self._shadow(shadows, query, pending)
@@ -397,9 +395,6 @@ class Policies:
         self._n_decisions += 1
         return f"{self._start}-{self._n_decisions}"
 
-    def _written(self, rng: np.random.Generator | None) -> Any:
-        return None if rng is None or self._log is None else written_rng(rng)
-
     # -- shadows ------------------------------------------------------------------------------------------------------
 
     def _shadows_of(self, policy: Served) -> list[Served]:
@@ -420,7 +415,7 @@ class Policies:
                     acting.finish(None)
                     continue
                 own = query._replace(acting=acting, inputs=inputs, states=acting.states, rng=rng, ranked=0)
-                decided = shadow.submit(own._replace(written_rng=self._written(rng), is_shadow=True))
+                decided = shadow.submit(own._replace(is_shadow=True))
             except Exception as error:  # provided code may raise anything
                 self.metrics.shadow_decisions.labels(shadow.name, "failed").inc()
                 _LOGGER.debug("Shadow %s: %s", shadow.name, error)

@@ -19,7 +19,7 @@ from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.core.trajectory_recording.datasets.decision_data import encoded
 from maze.distributions.numpy_distributions import Sampler, probabilities_of, sampler_of, uniform_logits
 from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
-from maze.serve.decision_log import DecisionLog
+from maze.serve.decision_log import DecisionLog, written_rng
 from maze.serve.drift import DriftGuard, DriftLimits
 from maze.serve.pipeline import Actor, Provided, needed_code, packed
 
@@ -117,7 +117,6 @@ class Query(NamedTuple):
     :param episode: Episode of a session in the decision log; empty: no session.
     :param named: Episode as the client names it in a request without a session; empty: it names none.
     :param n: Number of the decision in its episode.
-    :param written_rng: State of the generator before the action is sampled.
     """
 
     acting: PolicySession
@@ -131,11 +130,10 @@ class Query(NamedTuple):
     episode: str = ""
     named: str = ""
     n: int = 0
-    written_rng: Any = None
     is_shadow: bool = False
 
     def entry(self) -> dict[str, Any]:
-        """Return the query in the decision log."""
+        """Return the query in the decision log, with the state of its generator."""
         return {
             "decision": self.decision,
             "episode": self.episode,
@@ -143,7 +141,7 @@ class Query(NamedTuple):
             "n": self.n,
             "agent_id": self.actor[1],
             "observation": self.observation,
-            "rng": self.written_rng,
+            "rng": None if self.rng is None else written_rng(self.rng),
             "is_shadow": self.is_shadow,
         }
 
@@ -420,19 +418,19 @@ class Served:
         acting, (step_key, _), settings = query.acting, query.actor, self._settings
         self._metrics.decisions.labels(self.name).inc()
         if query.inputs is None:
-            self._record("repeated", step_key, [query])
+            self._record("repeated", step_key, [query.entry()])
             return self._response(acting.finish(None), query)
         self.guard.add(step_key, acting.converted)
         if settings.on_drift != "warn" and (why := self.guard.outside(step_key, acting.converted)):
             if settings.fallback is None:
                 self._metrics.events.labels("refused").inc()
-                self._record("refused", step_key, [query], reason=why)
+                self._record("refused", step_key, [query.entry()], reason=why)
                 raise RefusedError(422, "out_of_distribution", f"Policy {self.name!r} does not decide: {why}")
             self._metrics.events.labels("fallback").inc()
             action = settings.fallback(acting.converted, query.actor)
             if isinstance(action, Mapping):
                 action = packed(action, self.bundle.steps[step_key].action_kind)
-            self._record("fallback", step_key, [query], reason=why, action=action)
+            self._record("fallback", step_key, [query.entry()], reason=why, action=action)
             kept = {} if query.episode else self._carried_on(query.states)
             return {**self._response(action, query), "policy": "fallback", "reason": why, **kept}
         return self.submit(query)
@@ -450,6 +448,7 @@ class Served:
         inputs = _stacked([row.inputs or {} for row in rows])
         states = _stacked([row.states for row in rows])
         rngs = None if deterministic else [row.rng for row in rows if row.rng is not None]
+        entries = [] if self._log is None else [row.entry() for row in rows]  # before actions are sampled
         answer = self.bundle.act_batch(
             step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked, states=states
         )
@@ -460,7 +459,7 @@ class Served:
         if self._log is not None:
             arrays = {"inputs": inputs, "actions": answer.actions, **({"states": states} if states else {})}
             parts = {part: {name: encoded(array) for name, array in each.items()} for part, each in arrays.items()}
-            self._record("decided", step_key, rows, network_of=agent_id, weight=self.weight, **more, **parts)
+            self._record("decided", step_key, entries, network_of=agent_id, weight=self.weight, **more, **parts)
         return [
             (answer.row(index), answer.ranked[index] if ranked else (), answer.states_of(index))
             for index in range(len(rows))
@@ -511,10 +510,10 @@ class Served:
     def _response(self, action: Any, query: Query) -> dict[str, Any]:
         return {"action": action, "policy": self.name, "bundle": self.bundle.sha256, "decision": query.decision}
 
-    def _record(self, kind: str, step_key: str | int, rows: Sequence[Query], **more: Any) -> None:
+    def _record(self, kind: str, step_key: str | int, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
         if self._log is not None:
             entry = {"kind": kind, "time": round(time.time(), 6), "policy": self.name, "bundle": self.bundle.sha256}
-            entry |= {"step": str(step_key), "rows": [row.entry() for row in rows], **more}
+            entry |= {"step": str(step_key), "rows": rows, **more}
             self._log.write(as_json(entry))
 
     def described(self) -> dict[str, Any]:

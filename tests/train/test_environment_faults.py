@@ -364,7 +364,7 @@ def test_a_mask_without_a_permitted_action_names_its_environment(vector_env: Any
         )
         generator = RolloutGenerator(env)
         place = "environment 1, sub-step 0, after 12 steps of its episode, 12 ticks after it was seeded with 2"
-        with pytest.raises(EnvironmentContractError, match=f"{place}: .*`move`: no valid action"):
+        with pytest.raises(EnvironmentContractError, match=f"{place}: .*`move` has no valid action"):
             generator.collect(policy, generator.allocate(20))
     finally:
         env.close()

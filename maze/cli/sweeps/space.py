@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +35,16 @@ class SearchSpace:
     fixed: tuple[str, ...]
     hints: Hints = field(default_factory=dict)
 
-    def examples(self) -> Iterable[dict[str, str]]:
-        """Yield few sets of values in which each listed value occurs."""
+    def examples(self, groups: Container[str]) -> Iterator[dict[str, str]]:
+        """Yield the first value of each key, and then the same with another option of one group.
+
+        :param groups: Names of configuration groups.
+        """
         listed = {key: texts_of(distribution) for key, distribution in self.distributions.items()}
-        for index in range(max(map(len, listed.values()), default=1)):
-            yield {key: texts[index % len(texts)] for key, texts in listed.items()}
+        first = {key: texts[0] for key, texts in listed.items()}
+        yield first
+        for key, texts in listed.items():
+            yield from ({**first, key: text} for text in texts[1:] if key.lstrip("+") in groups)
 
 
 def texts_of(distribution: Any) -> list[str]:

@@ -152,13 +152,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
 
     def _check_composition(self, plan: Plan, seeds: Sequence[int | None]) -> None:
         """Find unknown keys and options before the first run: with one value of each key, and all options of groups."""
-        groups = set(self.config.hydra.runtime.choices)
-        checked: set[tuple[str, ...]] = set()
-        for params in plan.space.examples():
-            choices = tuple(text for key, text in params.items() if key.lstrip("+") in groups)
-            if choices in checked:
-                continue
-            checked.add(choices)
+        for params in plan.space.examples(self.config.hydra.runtime.choices):
             overrides = [*plan.space.fixed, *(f"{key}={text}" for key, text in params.items())]
             overrides = for_hydra(overrides + self._seed_overrides(seeds[0]))
             apply_overrides(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))

@@ -19,10 +19,8 @@ from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutpu
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.seeding import generator_state, seeded_generator, set_generator_state
-from maze.distributions.categorical import CategoricalProbabilityDistribution
-from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.numpy_distributions import HeadDescription, Sampler, check_logits, ranked_actions, sampler_of
-from maze.distributions.utils import require_valid_rows, sample_with
+from maze.distributions.utils import sample_with
 from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun, recurrent_cells, running
 from maze.perception.program.network_program import NumpyNetwork, in_numpy
 
@@ -302,7 +300,7 @@ class ActionHeads:
         mapper = distribution_mapper
         # Name, sampler, and how the logits split into categorical choices.
         self._heads = [
-            (head, _sampler_for(head, mapper, torch_generator), _categorical_sizes(head, mapper))
+            (head, _sampler_for(head, mapper, torch_generator), mapper.choice_sizes(head))
             for head in mapper.action_heads
         ]
 
@@ -357,20 +355,16 @@ class ActionHeads:
 
         :param outputs: Tensors `[batch, ...]` by key.
         :return: Arrays `[batch, ...]` of float32 or float64, by action head.
-        :raises EnvironmentContractError: All choices of a row are masked.
         """
         logits: dict[str, Any] = {}
-        for head, _, sizes in self._heads:
+        for head, _, _ in self._heads:
             if head in outputs:
-                of_head: Any = outputs[head].detach().cpu()
-                logits[head] = of_head
-                for part in of_head.split(sizes, dim=-1) if len(sizes) > 1 else [of_head] * len(sizes):
-                    require_valid_rows(part, head)
-        # half precision types that NumPy lacks become float32, which holds all of their values
-        return {
-            head: (value if value.dtype in (torch.float32, torch.float64) else value.float()).numpy()
-            for head, value in logits.items()
-        } or outputs
+                of_head = outputs[head].detach().cpu()
+                if of_head.dtype not in (torch.float32, torch.float64):  # NumPy lacks some types of half precision
+                    is_masked = of_head <= torch.finfo(of_head.dtype).min
+                    of_head = of_head.float().masked_fill(is_masked, torch.finfo(torch.float32).min)
+                logits[head] = of_head.numpy()
+        return logits or outputs
 
 
 class Actor:
@@ -433,16 +427,6 @@ class Actor:
     @torch.inference_mode()
     def _in_torch(self, observation: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
         return self._heads.as_arrays(self._network(as_float_tensors(observation, self._device)))
-
-
-def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:
-    """Return how a head's logits split into categorical choices, subclasses included; empty for other distributions."""
-    distribution, space = mapper.distribution_class(head), mapper.action_space.spaces[head]
-    if issubclass(distribution, CategoricalProbabilityDistribution) and isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if issubclass(distribution, MultiCategoricalProbabilityDistribution) and isinstance(space, spaces.MultiDiscrete):
-        return [int(size) for size in space.nvec.flatten()]
-    return []
 
 
 def _choices_of(space: spaces.Space[Any]) -> HeadDescription:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -296,7 +295,7 @@ def restarts_when_copied(env: Any) -> bool:
 class GymRenderer(Renderer):
     """Draw the current state of a gymnasium environment; earlier states cannot be drawn.
 
-    :param env: Environment made with a render mode.
+    :param env: Environment made with a render mode; others of gymnasium warn that there is none.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -306,14 +305,6 @@ class GymRenderer(Renderer):
     def render(
         self, maze_state: MazeStateType, maze_action: MazeActionType | None, events: StepEventLog, **kwargs: Any
     ) -> None:
-        mode = getattr(self.env, "render_mode", None)
-        if mode is None and isinstance(self.env, gymnasium.Env):
-            modes = self.env.metadata.get("render_modes", [])
-            warnings.warn(
-                f"{self.env} is not drawn: it was made without a render mode; use render_mode=... with one of {modes}.",
-                stacklevel=2,
-            )
-            return
         picture = latest_picture(self.env)
         if isinstance(picture, str):
             print(picture)

@@ -275,8 +275,8 @@ def _describes_itself(module_type: type[Any]) -> bool:
 Arrays: TypeAlias = dict[str, Array]
 Rows: TypeAlias = slice | Array
 _ALL = slice(None)
-# Fill a place, with the parameters in some rows.
-_Step: TypeAlias = Callable[[list[Array], Rows], None]
+# Returns the result of an operation from the arrays at all places, with the parameters in some rows.
+_Step: TypeAlias = Callable[[list[Array], Rows], Array]
 
 
 class NumpyNetwork:
@@ -360,7 +360,7 @@ def _compiled(program: Program, linear: Callable[[Linear], _Step]) -> Callable[[
     fresh = {operation.target for operation in program.operations if isinstance(operation, Linear | Activation)}
     activations = [operation for operation in program.operations if isinstance(operation, Activation)]
     in_place = {one.target for one in activations if one.source in fresh and n_readers[one.source] == 1}
-    steps = [_step(operation, linear, operation.target in in_place) for operation in program.operations]
+    steps = [(one.target, _step(one, linear, one.target in in_place)) for one in program.operations]
     inputs, outputs, n_places = list(program.inputs.items()), list(program.outputs.items()), program.n_places
 
     def run(observation: Mapping[str, Array], rows: Rows) -> Arrays:
@@ -368,8 +368,8 @@ def _compiled(program: Program, linear: Callable[[Linear], _Step]) -> Callable[[
         for key, place in inputs:
             array = observation[key]
             at[place] = array if array.dtype == np.float32 else array.astype(np.float32)
-        for step in steps:
-            step(at, rows)
+        for target, step in steps:
+            at[target] = step(at, rows)
         return {key: at[place] for key, place in outputs}
 
     return run
@@ -379,49 +379,38 @@ def _step(operation: Operation, linear: Callable[[Linear], _Step], in_place: boo
     match operation:
         case Linear():
             return linear(operation)
-        case Activation(source, target, layer):
-            return _in_place(layer, source, target) if in_place else _applied(_activation(layer), source, target)
-        case Apply((source,), target, function):
-            return _applied(function.in_numpy, source, target)
-        case Apply(sources, target, function):
-            return lambda at, _: at.__setitem__(target, function.in_numpy(*[at[source] for source in sources]))
-
-
-def _applied(function: Callable[[Array], Array], source: Place, target: Place) -> _Step:
-    def step(at: list[Array], _: Rows) -> None:
-        at[target] = function(at[source])
-
-    return step
+        case Activation(source, _, layer):
+            activation = _activation(layer)
+            return lambda at, _: activation(at[source], at[source] if in_place else None)
+        case Apply(sources, _, function):
+            return lambda at, _: function.in_numpy(*[at[source] for source in sources])
 
 
 def _own_linear(operation: Linear) -> _Step:
     """Return a linear layer on the memory of its parameters that writes into a buffer."""
-    source, target, layer = operation.source, operation.target, operation.layer
+    source, layer = operation.source, operation.layer
     weight: Array = layer.weight.detach().numpy().T
     bias: Array | None = layer.bias.detach().numpy() if "bias" in dict(layer.named_parameters()) else None
-    memory = buffer = np.empty((0, weight.shape[1]), np.float32)
-    dot, add = np.dot, np.add
+    memory = np.empty((0, weight.shape[1]), np.float32)
 
-    def step(at: list[Array], _: Rows) -> None:
-        nonlocal memory, buffer
+    def step(at: list[Array], _: Rows) -> Array:
+        nonlocal memory
         array = at[source]
         shape = array.shape
         rows = array if len(shape) == 2 else array.reshape(-1, shape[-1])  # one product for all leading dimensions
-        if len(rows) != len(buffer):
-            if len(rows) > len(memory):
-                memory = np.empty((len(rows), weight.shape[1]), np.float32)
-            buffer = memory[: len(rows)]
-        dot(rows, weight, buffer)
+        if len(rows) > len(memory):
+            memory = np.empty((len(rows), weight.shape[1]), np.float32)
+        result = np.dot(rows, weight, memory[: len(rows)])
         if bias is not None:
-            add(buffer, bias, buffer)
-        at[target] = buffer if len(shape) == 2 else buffer.reshape(*shape[:-1], weight.shape[1])
+            result += bias
+        return result if len(shape) == 2 else result.reshape(*shape[:-1], weight.shape[1])
 
     return step
 
 
 def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
     """Return a linear layer with a set of parameters for each row; those that are not stacked are the same for all."""
-    source, target, layer = operation.source, operation.target, operation.layer
+    source, layer = operation.source, operation.layer
 
     def of_rows(name: str) -> Callable[[Rows], Array] | None:
         parameter = getattr(layer, name)
@@ -436,7 +425,7 @@ def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
     weight_of, bias_of = of_rows("weight"), of_rows("bias")
     assert weight_of is not None, "a linear layer has weights"
 
-    def step(at: list[Array], rows: Rows) -> None:
+    def step(at: list[Array], rows: Rows) -> Array:
         # one column for each row of parameters: its product does not depend on the other rows
         array = at[source]
         are_vectors = array.ndim == 2
@@ -447,7 +436,7 @@ def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
         if bias_of is not None:
             bias = bias_of(rows)
             result += bias.reshape(len(bias), *middle, -1, 1)
-        at[target] = result[:, :, 0] if are_vectors else result.swapaxes(-1, -2)
+        return result[:, :, 0] if are_vectors else result.swapaxes(-1, -2)
 
     return step
 
@@ -457,35 +446,19 @@ def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017, eq. 14
 
 
-def _in_place(layer: nn.Module, source: Place, target: Place) -> _Step:
-    """Return an activation that overwrites its argument, where it can."""
-    if not isinstance(layer, nn.ReLU | nn.Tanh):
-        return _applied(_activation(layer), source, target)
-    is_tanh = isinstance(layer, nn.Tanh)
-    tanh, maximum = np.tanh, np.maximum
-
-    def step(at: list[Array], _: Rows) -> None:
-        array = at[target] = at[source]
-        if is_tanh:
-            tanh(array, array)
-        else:
-            maximum(array, 0.0, out=array)
-
-    return step
-
-
-def _activation(layer: nn.Module) -> Callable[[Array], Array]:
+def _activation(layer: nn.Module) -> Callable[[Array, Array | None], Array]:
+    """Return a function of an array and of memory that it may use for the result, which can be that of the array."""
     match layer:
         case nn.ReLU():
-            return lambda x: np.maximum(x, 0.0)
+            return lambda x, out: np.maximum(x, 0.0, out=out)
         case nn.Tanh():
             return np.tanh
         case nn.Sigmoid():
-            return lambda x: 0.5 * np.tanh(0.5 * x) + 0.5  # exp overflows for large arguments
+            return lambda x, _: 0.5 * np.tanh(0.5 * x) + 0.5  # exp overflows for large arguments
         case nn.LeakyReLU(negative_slope=slope):
-            return lambda x: np.where(x >= 0.0, x, x * slope)
+            return lambda x, _: np.where(x >= 0.0, x, x * slope)
         case nn.ELU(alpha=alpha):
-            return lambda x: np.where(x > 0.0, x, alpha * np.expm1(np.minimum(x, 0.0)))
+            return lambda x, _: np.where(x > 0.0, x, alpha * np.expm1(np.minimum(x, 0.0)))
         case nn.SELU():
-            return lambda x: _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0)))
+            return lambda x, _: _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0)))
     raise NotImplementedError(f"{type(layer).__name__} is not an activation of programs.")

@@ -295,7 +295,7 @@ def test_vector_environment_is_refused_as_a_single_one_and_used_for_several():
 def test_render_mode_is_passed_to_make_and_without_one_nothing_is_drawn():
     env = make_gym_maze_env("CartPole-v1")
     env.reset()
-    with pytest.warns(UserWarning, match=r"is not drawn: .*render_mode=\.\.\. with one of \['human', 'rgb_array'\]"):
+    with pytest.warns(UserWarning, match="without specifying any render mode.*render_mode="):
         env.render()  # as documented loops do
     env.core_env.set_render_mode("rgb_array")
     env.reset()

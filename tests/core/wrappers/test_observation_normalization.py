@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from maze.core.wrappers.observation_normalization.observation_normalization_util
 )
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
+    estimated_statistics,
 )
+from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
@@ -421,6 +424,23 @@ def test_statistics_are_kept_in_the_file_and_used_by_the_next_environment():
 
 def simple_normalized():
     return normalized(simple(), statistics_dump="elsewhere.pkl")
+
+
+def stacked_normalized():
+    stack = {"observation": "observation", "stack_steps": 2}
+    return ObservationStackWrapper.wrap(simple_normalized(), stack_config=[stack])
+
+
+def test_wrappers_around_the_normalization_have_the_spaces_of_its_statistics():
+    statistics, factory, env = estimated_statistics(stacked_normalized(), stacked_normalized, 50, None)
+    Path("elsewhere.pkl").unlink()  # other machines do not have the file
+    inner = simple_normalized()
+    inner.set_normalization_statistics(statistics)
+    high = inner.observation_space["observation"].high
+    for each in (env, factory(), pickle.loads(pickle.dumps(factory))()):
+        np.testing.assert_array_equal(each.observation_space["observation"].high, [high, high])
+        assert each.get_statistics().keys() == statistics.keys()
+    assert simple_normalized().names_to_estimate(), "the statistics hold for environments of the factory only"
 
 
 def test_relative_files_refer_to_the_directory_in_which_the_wrapper_was_made(tmp_path):

@@ -87,6 +87,7 @@ def test_a_template_model_trains_and_leaves_its_pictures(env, model, tmp_path):
     "arguments",
     [
         ("algorithm=ppo", "model=vector_obs"),  # with the default critic
+        ("algorithm=a2c", "model=vector_obs_rnn", "wrappers=vector_obs", "runner.normalization_samples=50"),
         (
             "algorithm=a2c",
             "model=vector_obs",

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from maze.core.wrappers.observation_normalization.normalization_strategies impor
 from maze.core.wrappers.wrapper_factory import subclasses_of
 
 _PLACE = "ObservationNormalizationWrapper"
+# Statistics of an environment that is made: wrappers around this one derive their spaces from the normalized ones.
+_GIVEN: ContextVar[base.StructuredStatisticsType | None] = ContextVar("normalization_statistics", default=None)
 
 
 class ObservationNormalizationWrapper(wrapper.SubstepObservationWrapper):
@@ -82,7 +85,9 @@ class ObservationNormalizationWrapper(wrapper.SubstepObservationWrapper):
         self._configured = [name for name, strategy in self.strategies.items() if strategy.is_initialized()]
         self._normalizers: dict[StepKeyType, list[tuple[str, Any]]] | None = None
         self._update()
-        if self.statistics_dump is not None and self.names_to_estimate() and self.statistics_dump.is_file():
+        if (given := _GIVEN.get()) is not None:
+            self.set_normalization_statistics(given)
+        elif self.statistics_dump is not None and self.names_to_estimate() and self.statistics_dump.is_file():
             with contextlib.suppress(CheckpointError):  # it may belong to another environment, and is replaced then
                 self.load_statistics(self.statistics_dump)
 
@@ -394,30 +399,34 @@ def make_normalized_env_factory(
 
 
 def _normalized_env(env_factory: Callable[[], Any], statistics: base.StructuredStatisticsType) -> Any:
-    env = env_factory()
-    env.set_normalization_statistics(statistics)
+    context = copy_context()
+    context.run(_GIVEN.set, statistics)
+    env = context.run(env_factory)
+    env.set_normalization_statistics(statistics)  # it may have been copied
     return env
 
 
 def estimated_statistics(
     env: Any, env_factory: Callable[[], Any], n_samples: int, input_dir: str | None
-) -> tuple[base.StructuredStatisticsType | None, Callable[[], Any]]:
+) -> tuple[base.StructuredStatisticsType | None, Callable[[], Any], Any]:
     """Return the statistics of an environment with observation normalization, and a factory that uses them.
 
-    :param env: One environment, seeded.
+    :param env: One environment, seeded. It is closed if it normalizes observations.
     :param env_factory: Makes such environments.
     :param n_samples: Number of observations to estimate from.
     :param input_dir: Directory of the run to resume, whose statistics are loaded; empty: none.
-    :return: The statistics (`None`: nothing is normalized), and the factory.
+    :return: The statistics (`None`: nothing is normalized), the factory, and an environment with its spaces.
     """
     if not isinstance(env, ObservationNormalizationWrapper):
-        return None, env_factory
+        return None, env_factory, env
     if input_dir and env.names_to_estimate():
         statistics = statistics_of_run(env, input_dir)
         env.dump_statistics()
     else:
         statistics = obtain_normalization_statistics(env, n_samples=n_samples)
-    return statistics, make_normalized_env_factory(env_factory, statistics)
+    env.close()
+    factory = make_normalized_env_factory(env_factory, statistics)
+    return statistics, factory, factory()
 
 
 def statistics_of_run(env: Any, directory: str | Path) -> base.StructuredStatisticsType | None:

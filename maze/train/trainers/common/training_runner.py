@@ -342,7 +342,7 @@ class TrainingRunner(Runner):
         try:
             env.seed(self.env_seeds(1)[0])
             call = "reset or step"
-            self.normalization_statistics, normalized = estimated_statistics(
+            self.normalization_statistics, normalized, env = estimated_statistics(
                 env, factory, self.normalization_samples, cfg.get("input_dir")
             )
             self.spaces = SpacesConfig(env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict)

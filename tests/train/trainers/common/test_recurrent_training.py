@@ -69,7 +69,7 @@ def test_unrolled_policy_gives_the_logits_of_acting(kind, length):
         sequenced = SequencedRollout(model, columns, memory, length)
         with torch.no_grad():
             for substeps, index in decisions_by_policy(columns, [], "cpu"):
-                sequences, runs, _ = sequenced.sequences(substeps, index)
+                sequences, runs = sequenced.sequences(substeps, index)
                 assert sorted(sequences.order) == list(range(len(sequences.order)))
                 assert not length or sequences.lengths.max() <= length
                 output, _ = model.evaluate(substeps, runs=runs)

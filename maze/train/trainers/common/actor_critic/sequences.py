@@ -18,9 +18,7 @@ from torch import Tensor
 
 from maze.core.agent.policy import HiddenStates, StatesOfActor
 from maze.core.agent.returns import Trajectories
-from maze.core.agent.state_critic_input_output import StateCriticOutput
 from maze.core.agent.torch_actor_critic import ModelRuns, TorchActorCritic
-from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
@@ -141,25 +139,13 @@ class SequencedRollout:
         # By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row.
         self._final: dict[tuple[str, ActorID | None, int, int], tuple[States, int]] = {}
 
-    def evaluate(
-        self, substeps: Sequence[Any], index: Index | None
-    ) -> tuple[tuple[PolicyOutput, StateCriticOutput], Sequences]:
-        """Compute the outputs of the model for all decisions of a policy, unrolled over the sequences of their rows.
-
-        :param substeps: The decisions.
-        :param index: Ticks and environments of the rows; `None`: a dense rollout.
-        """
-        sequences, runs, origin = self.sequences(substeps, index)
-        outputs = self._model.evaluate(substeps, runs=runs)
-        self.note(runs, origin)
-        return outputs, sequences
-
-    def sequences(self, substeps: Sequence[Any], index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
+    def sequences(self, substeps: Sequence[Any], index: Index | None) -> tuple[Sequences, ModelRuns]:
         """Return the sequences of a policy's decisions, and the runs of policy and critic over them.
 
+        Hidden states after them are known once the model has run, without gradients.
+
         :param substeps: The decisions.
         :param index: Ticks and environments of the rows; `None`: a dense rollout.
-        :return: The third entry is the argument of :meth:`note`.
         """
         columns = self._columns
         actors: list[Any] = [substep.actor_id for substep in substeps]
@@ -206,21 +192,15 @@ class SequencedRollout:
             chosen = np.flatnonzero(level == depth)
             follows = chosen - 1 if depth else None
             groups.append(PackedRows(order, found.starts, found.lengths, self._model.device, chosen, follows))
-        return found, found.runs(groups), (actors, index is None, agent_of, env_of, episode_of)
-
-    def note(self, runs: ModelRuns, origin: Any) -> None:
-        """Store the final states of the sequences after the model has run over them.
-
-        :param runs: As of :meth:`sequences`, like `origin`.
-        """
-        actors, is_dense, agent_of, env_of, episode_of = origin
+        runs = found.runs(groups)
         places = list(zip(agent_of.tolist(), env_of.tolist(), episode_of.tolist(), strict=True))
         for name, of_network in (("policy", runs.policy), ("critic", runs.critic)):
             for actor, run in zip(actors, of_network, strict=False):
                 is_shared = name == "critic" and self._has_shared_critic
                 for row, (agent, env, episode) in enumerate(places):
-                    key = None if is_shared else actor if is_dense else ActorID(actor.step_key, agent)
-                    self._final[name, key, env, episode] = run.final, row
+                    key = None if is_shared else actor if index is None else ActorID(actor.step_key, agent)
+                    self._final[name, key, env, episode] = run.final, row  # the model fills in the states
+        return found, runs
 
     def at(self, actor: ActorID, places: Sequence[Place]) -> ModelRuns:
         """Return the runs of policy and critic for single observations that follow the recorded ones.

@@ -265,13 +265,11 @@ def value_rollout(
     behaviour = model.policy.distribution_mapper.logits_dict_to_distribution
     batches = []
     for substeps, index in decisions_by_policy(columns, separate_agents, model.device):
-        outputs, sequences = None, None
-        are_recorded = substeps[0].logits is not None
+        outputs, are_recorded = None, substeps[0].logits is not None
+        sequences, runs = sequenced.sequences(substeps, index) if sequenced else (None, None)
         with torch.set_grad_enabled(keeps_outputs):
-            if sequenced:
-                outputs, sequences = sequenced.evaluate(substeps, index)
-            elif keeps_outputs or returns.is_off_policy or not are_recorded:
-                outputs = model.evaluate(substeps)
+            if sequenced or keeps_outputs or returns.is_off_policy or not are_recorded:
+                outputs = model.evaluate(substeps, runs=runs)
             values = outputs[1].detached_values if outputs else _values(model, substeps)
         with torch.no_grad():
             new = outputs[0].joint_log_probs_for_actions([one.action for one in substeps]) if outputs else []
