@@ -263,12 +263,8 @@ def network_of(
 def drawable(network: nn.Module) -> InferenceBlock | None:
     """Return the inference block in a network, or what its method `drawn` returns; `None`: it has neither."""
     with torch.device("meta"):  # pictures need neither memory nor random numbers
-        for part in network.modules():
-            if isinstance(part, InferenceBlock):
-                return part
-            if hasattr(part, "drawn"):
-                return part.drawn()  # type: ignore[no-any-return, operator]  # nn.Module hides methods
-    return None
+        parts: Any = (part.drawn() if hasattr(part, "drawn") else part for part in network.modules())  # type: ignore[operator]
+        return next((part for part in parts if isinstance(part, InferenceBlock)), None)
 
 
 class InferenceGraph:

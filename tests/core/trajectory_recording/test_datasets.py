@@ -33,6 +33,7 @@ from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajecto
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from maze_envs.logistics.dispatching.maze_env import dispatching_env
+from tests.core.env.tutorial_cutting import StructuredCuttingEnv, cutting_env_factory
 from tests.train.parallelization.toy_envs import counting_env
 
 EPISODES = ((3, "truncated"), (2, "terminated"), (4, "terminated"))
@@ -274,6 +275,20 @@ def test_next_observations_follow_and_the_last_one_is_that_of_the_last_state(tra
             np.testing.assert_array_equal(record.next_observation["count"], following.observation["count"])
         # the toy environment counts its steps in the first component
         assert records[-1].next_observation["count"][0] == len(records)
+
+
+def test_the_last_step_is_dropped_if_the_environment_cannot_convert_a_state_without_an_action(tmp_path):
+    env = TrajectoryRecordingWrapper.wrap(cutting_env_factory())
+    with SimpleTrajectoryRecordingSetup(env, tmp_path):
+        env.reset()
+        for _ in range(3):
+            env.step(env.action_space.sample())
+    processor = IdentityWithNextObservationTrajectoryProcessor()
+    structured = StructuredCuttingEnv(cutting_env_factory())  # as documented, it divides states with their actions
+    trajectory = load_trajectory(next(tmp_path.iterdir()), extra_types=["tests.core.env.tutorial_cutting.*"])
+    (steps,) = processor.process(trajectory, structured)
+    assert [len(step.substep_records) for step in steps] == [2, 2]
+    assert all(substep.next_observation is not None for step in steps for substep in step.substep_records)
 
 
 @pytest.mark.parametrize(("is_truncated", "n_steps"), [(False, 3), (True, 2)])

@@ -171,7 +171,10 @@ def _last_observation(trajectory: TrajectoryRecord[Any], env: MazeEnv[Any] | Non
     last = trajectory.step_records[-1]
     if last.maze_action is not None or last.maze_state is None:
         return None
-    records = StructuredSpacesRecord.converted_from(last, env, first_step_in_episode=False).substep_records
+    try:
+        records = StructuredSpacesRecord.converted_from(last, env, first_step_in_episode=False).substep_records
+    except USER_CODE_ERRORS:  # all earlier states were converted: the environment needs the action as well
+        return None
     return records[0].observation if records else None
 
 

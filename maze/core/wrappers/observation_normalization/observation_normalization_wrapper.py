@@ -9,7 +9,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any
 
@@ -399,11 +399,9 @@ def make_normalized_env_factory(
 
 
 def _normalized_env(env_factory: Callable[[], Any], statistics: base.StructuredStatisticsType) -> Any:
-    token = _GIVEN.set(statistics)
-    try:
-        env = env_factory()
-    finally:
-        _GIVEN.reset(token)
+    context = copy_context()
+    context.run(_GIVEN.set, statistics)
+    env = context.run(env_factory)
     env.set_normalization_statistics(statistics)  # it may have been copied
     return env
 

@@ -113,9 +113,8 @@ class FlattenConcatBaseNet(nn.Module):
             f"{key}_flat": FlattenBlock(key, f"{key}_flat", shape, num_flatten_dims=len(shape))
             for key, shape in self.obs_shapes.items()
         }
-        shapes = [block.out_shapes()[0] for block in blocks.values()]
         source = f"{latent}_input"
-        blocks[source] = ConcatenationBlock(list(blocks), source, shapes, concat_dim=-1)
+        blocks[source] = ConcatenationBlock(list(blocks), source, [b.out_shapes()[0] for b in blocks.values()], -1)
         if self._dense["hidden_units"]:
             blocks[latent] = DenseBlock(source, latent, blocks[source].out_shapes(), **self._dense)
             source = latent
