@@ -19,7 +19,7 @@ from yaml import YAMLError
 
 from maze.api.config_auditor import ConfigurationAuditor, as_wrapper_configs, is_plain, place
 from maze.api.utils import InvalidSpecificationError, RunMode
-from maze.cli.checks import check, choose_critic, complete
+from maze.cli.checks import check, check_critic, choose_critic, complete
 from maze.cli.hydra_setup import apply_overrides, for_hydra, hydra_config, translated
 from maze.cli.stored_runs import complete_base
 from maze.core.errors import ConfigError
@@ -246,12 +246,8 @@ class ConfigurationLoader:
                     place(config, path, value)
         complete_base(config, self.project, [*texts, *(path for path, _ in placed)])
         complete(config, self.project)
-        model = config.get("model")
-        is_own = not isinstance(model, DictConfig) or not OmegaConf.is_interpolation(model, "critic")
-        if is_own and any(path == "critic" for path, _ in placed):
-            raise InvalidSpecificationError(
-                "critic: the model has its own critic (model.critic). Leave critic out, or override model.critic."
-            )
+        if any(path == "critic" for path, _ in placed):
+            check_critic(config, "critic")
         if self.run_mode is RunMode.TRAINING:
             if "algorithm" not in config:
                 raise InvalidSpecificationError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -158,17 +158,21 @@ def check(cfg: DictConfig) -> None:
             f"{what} Training (-cn conf_train) takes runner=dev, runner=local or runner=ray, rollouts take "
             "runner=parallel, runner=sequential or runner=ray."
         )
-    _check_own_critic(cfg, overrides)
+    for critic in (override for override in overrides if override.startswith("critic=")):
+        check_critic(cfg, critic)
     _check_input_dir(cfg, is_training)
 
 
-def _check_own_critic(cfg: DictConfig, overrides: Sequence[str]) -> None:
+def check_critic(cfg: DictConfig, chosen: str) -> None:
+    """Raise a :class:`UsageError` if the model has its own critic.
+
+    :param chosen: The choice of another one.
+    """
     model = cfg.get("model")
-    chosen = next((override for override in overrides if override.startswith("critic=")), None)
-    if chosen and isinstance(model, DictConfig) and not OmegaConf.is_interpolation(model, "critic"):
+    if model is not None and not (isinstance(model, DictConfig) and OmegaConf.is_interpolation(model, "critic")):
         raise UsageError(
-            f"{chosen} has no effect: the chosen model has its own critic (model.critic). Remove critic=, or "
-            f"write `critic: ${{critic}}` in the model's configuration."
+            f"{chosen}: the chosen model has its own critic (model.critic). Leave this critic out, or write "
+            "`critic: ${critic}` in the model's configuration."
         )
 
 

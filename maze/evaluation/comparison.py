@@ -62,7 +62,7 @@ class PlayedEpisodes:
         return PlayedEpisodes(self.name, {name: values[:, episodes] for name, values in self.measures.items()})
 
     def tails(self, level: float, minimized: Sequence[str]) -> PlayedEpisodes:
-        """Return the contributions of the episodes to the CVaR of each measure, whose means they have.
+        """Return the contributions of the episodes to the CVaR of each measure: their mean is the CVaR.
 
         :param level: Share of the episodes that are the worst.
         :param minimized: Measures whose largest values are the worst.

@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "critic in the overrides beside a model composer": (
         lambda: {"model": model_composer(), "overrides": {"critic": {"_target_": "x.y"}}},
-        "critic: the model has its own critic",
+        "critic: the chosen model has its own critic",
     ),
     "training runner for a rollout": (
         lambda: {"policy": "random_policy", "runner": "dev"},
