@@ -400,7 +400,7 @@ def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_p
     for name in ("ppo", "rollouts"):
         error, _ = run(name, "dev", "", env_timeout=seconds)
         assert isinstance(error, ConfigError)
-        assert str(error).startswith("runner.env_timeout: expected a positive number of seconds")
+        assert str(error).startswith("runner.env_timeout: expected a number above 0")
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 # Name of an action that is not part of a dictionary.
 _SINGLE_ACTION = "action"
 
-_Head = tuple[str, list[int], Callable[[int], None]]
+_Head = tuple[str, list[int]]
 
 
 class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
@@ -46,7 +46,7 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
     :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); `None`: only collect them.
     """
 
-    # Bound methods of lists would refer to the lists of the original.
+    # They refer to methods and lists of the original.
     TRANSIENT: ClassVar[tuple[str, ...]] = (
         *(*Wrapper.TRANSIENT, "_actor_id", "_kpi_calculator", "_heads_by_key", "_only_heads", "_rewards"),
     )
@@ -108,8 +108,8 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
         if action.__class__ is not dict and not hasattr(action, "keys"):
             action = {_SINGLE_ACTION: action}
         try:
-            for name, _, append in heads:
-                append(int(action[name]))
+            for name, values in heads:
+                values.append(int(action[name]))
         except (KeyError, TypeError, ValueError):
             pass  # the action is not an element of the action space: no statistics of it
         self._is_done = result[2]
@@ -261,7 +261,7 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
             if isinstance(subspace, spaces.Discrete):
                 group = (f"substep_{step_key}", str(name))
                 values = self.episode_stats.input_values(DiscreteActionEvents.action, group=group)
-                heads.append((name, values, values.append))
+                heads.append((name, values))
         return heads
 
     def _complete_step(self, reward: float, env_time: int) -> None:
@@ -286,7 +286,7 @@ class LogStatsWrapper(PassiveWrapper[MazeEnv[Any]], LogStatsEnv):
         step_keys = self._step_keys if self._only_heads is None else [self._only_key]
         for position, step_key in enumerate(step_keys):
             n_later = step_keys[position:].count(step_key)
-            for name, values, _ in self._heads_by_key.get(step_key, ()):
+            for name, values in self._heads_by_key.get(step_key, ()):
                 if len(values) >= n_later:
                     attributes = {"substep": f"substep_{step_key}", "name": str(name), "value": values[-n_later]}
                     records.append(EventRecord(DiscreteActionEvents, DiscreteActionEvents.action, attributes))

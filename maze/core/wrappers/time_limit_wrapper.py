@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -10,8 +9,7 @@ from typing import Any, ClassVar
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigError
-from maze.core.utils.config_utils import whole_number
+from maze.core.utils.config_utils import number, whole_number
 from maze.core.wrappers.wrapper import PassiveWrapper, Wrapper
 from maze.utils.timeout import Timeout
 
@@ -143,8 +141,4 @@ def checked_time_limit(name: str, seconds: Any) -> float | None:
     :param seconds: A positive number, or `None`.
     :raises ConfigError: `seconds` is neither.
     """
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ConfigError(f"{name}: expected a positive number of seconds, or null for no limit; found {seconds!r}.")
-    return float(seconds)
+    return None if seconds is None else float(number(name, seconds, 0.0, above=True))
