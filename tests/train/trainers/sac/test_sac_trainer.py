@@ -121,7 +121,7 @@ def test_whole_rollouts_can_be_stored_and_sampled():
     assert len(trainer.workers.replay_buffer) == 30
     trainer.train()
     assert len(trainer.workers.replay_buffer) == 34
-    assert len(trainer.workers.sample_transitions("cpu").terminated) == 16 * 5
+    assert len(trainer.workers.replay_buffer.sample_transitions(16, "cpu").terminated) == 16 * 5
     record = trainer.workers.sample_batch("cpu")
     assert record.batch_shape == [80]
 
@@ -146,7 +146,7 @@ def test_a_resumed_run_continues_with_the_same_learner_and_buffer(tmp_path):
     assert are_equal(weights(first), weights(second))
     for trainer in (first, second):
         for _ in range(3):
-            trainer.learn(trainer.workers.sample_transitions("cpu"))
+            trainer.learn(trainer.workers.replay_buffer.sample_transitions(16, "cpu"))
     assert are_equal(weights(first), weights(second))
     assert second.epoch == 1
 
