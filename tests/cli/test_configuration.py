@@ -122,5 +122,5 @@ def test_paths_of_data_and_files_refer_to_the_directory_of_the_command(tmp_path:
 
 
 def test_no_file_leaves_a_group_key_behind() -> None:
-    # `# @package _group_`, as older files have it, silently makes a key of that name.
+    # `# @package _group_` is the syntax of Hydra 1.0: a warning at best, a key of that name otherwise.
     assert not [path for path in CONF.rglob("*.yaml") if "_group_" in path.read_text().replace("_group_by", "")]
