@@ -195,8 +195,11 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
     if np.vdot(logits, logits) < _UNSUSPICIOUS:  # for every batch: one product instead of several extremes
         return
     if len(sizes) == 1:
-        most_likely = np.maximum.reduce(logits, -1)  # NaN if one of the row is
-        if np.minimum.reduce(most_likely, None) > _MASKED and np.maximum.reduce(most_likely, None) < np.inf:
+        largest = np.maximum.reduce(logits, -1)  # NaN if one of the row is
+        least = most = largest.flat[0]
+        if largest.size > 1:
+            least, most = largest.min(), largest.max()
+        if least > _MASKED and most < np.inf:
             return
     broken = np.isnan(logits) | (np.isinf(logits) if not sizes else logits == np.inf)
     if broken.any():

@@ -381,7 +381,9 @@ def _step(operation: Operation, linear: Callable[[Linear], _Step], in_place: boo
             return linear(operation)
         case Activation(source, _, layer):
             activation = _activation(layer)
-            return lambda at, _: activation(at[source], at[source] if in_place else None)
+            if in_place:
+                return lambda at, _: activation(at[source], at[source])
+            return lambda at, _: activation(at[source], None)
         case Apply(sources, _, function):
             return lambda at, _: function.in_numpy(*[at[source] for source in sources])
 
@@ -391,16 +393,19 @@ def _own_linear(operation: Linear) -> _Step:
     source, layer = operation.source, operation.layer
     weight: Array = layer.weight.detach().numpy().T
     bias: Array | None = layer.bias.detach().numpy() if "bias" in dict(layer.named_parameters()) else None
-    memory = np.empty((0, weight.shape[1]), np.float32)
+    memory = buffer = np.empty((0, weight.shape[1]), np.float32)
+    dot = np.dot
 
     def step(at: list[Array], _: Rows) -> Array:
-        nonlocal memory
+        nonlocal memory, buffer
         array = at[source]
         shape = array.shape
         rows = array if len(shape) == 2 else array.reshape(-1, shape[-1])  # one product for all leading dimensions
-        if len(rows) > len(memory):
-            memory = np.empty((len(rows), weight.shape[1]), np.float32)
-        result = np.dot(rows, weight, memory[: len(rows)])
+        if len(rows) != len(buffer):
+            if len(rows) > len(memory):
+                memory = np.empty((len(rows), weight.shape[1]), np.float32)
+            buffer = memory[: len(rows)]
+        result: Array = dot(rows, weight, buffer)
         if bias is not None:
             result += bias
         return result if len(shape) == 2 else result.reshape(*shape[:-1], weight.shape[1])
