@@ -149,10 +149,10 @@ class RolloutGenerator:
             self._last_observation = self.env.reset()
         trajectory = SpacesTrajectoryRecord(self.env.get_episode_id() if trajectory_id is None else trajectory_id)
         self._logits_shapes(policy)  # checks that there are logits to record
-        is_over = False
+        act, is_over = acting_in(self.env, policy), False
         while not is_over and (n_steps is None or len(trajectory) < n_steps):
             trajectory.append(StructuredSpacesRecord())
-            is_over = self._take_step(policy, trajectory) and self.terminate_on_done
+            is_over = self._take_step(policy, act, trajectory) and self.terminate_on_done
         return trajectory
 
     def allocate(self, n_steps: int, policy: Policy | None = None) -> RolloutColumns:
@@ -299,16 +299,17 @@ class RolloutGenerator:
     def _logits_shapes(self, policy: Policy | None) -> LogitsShapes | None:
         return logits_shapes_of(policy, self.env.action_spaces_dict) if self.record_logits else None
 
-    def _take_step(self, policy: Any, trajectory: SpacesTrajectoryRecord) -> bool:
+    def _take_step(self, policy: Any, act: Callable[[Any, ActorID], Any], trajectory: SpacesTrajectoryRecord) -> bool:
         """Take one environment step in a single environment: sub-steps until it is complete.
 
-        :param policy: Computes the actions.
+        :param policy: Computes the actions if their logits are recorded.
+        :param act: Computes them otherwise.
         :param trajectory: Its last record is the one of this step.
         :return: Whether the episode is over; the next one has then begun.
         """
         step_record = trajectory.step_records[-1]
         env = self.env
-        act, done = acting_in(env, policy), False
+        done = False
         while not (done or (step_record.substep_records and env.context.is_step_complete)):
             actor, observation = env.actor_id(), self._last_observation
             record = SpacesRecord(actor, observation=_copied(observation))

@@ -458,7 +458,7 @@ def hydra_syntax() -> Iterator[str]:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*version_base=")
-        yield "1.1" if __version__ < "1.4" else "1.3"
+        yield "1.1" if tuple(map(int, __version__.split(".")[:2])) < (1, 4) else "1.3"
 
 
 @contextmanager
