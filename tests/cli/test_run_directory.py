@@ -31,7 +31,7 @@ def _claim(requested: Path) -> str:
 
 
 def test_processes_that_start_at_once_do_not_share_a_directory(tmp_path: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(4) as pool:
+    with multiprocessing.get_context("forkserver").Pool(4) as pool:
         paths = pool.map(_claim, [tmp_path / "run"] * 12)
     assert len(set(paths)) == 12
 
