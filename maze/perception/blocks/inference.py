@@ -262,7 +262,7 @@ def network_of(
 
 def drawable(network: nn.Module) -> InferenceBlock | None:
     """Return the inference block in a network, or what its method `drawn` returns; `None`: it has neither."""
-    with torch.device("meta"):  # pictures need neither memory nor random numbers
+    with torch.random.fork_rng(devices=()):  # initial weights of blocks that are made for the picture
         parts: Any = (part.drawn() if hasattr(part, "drawn") else part for part in network.modules())  # type: ignore[operator]
         return next((part for part in parts if isinstance(part, InferenceBlock)), None)
 
