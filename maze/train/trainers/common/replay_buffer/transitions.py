@@ -289,8 +289,15 @@ class TransitionColumns:
         )
         n_substeps = None if self.all_complete else _take(self.n_substeps, slots, device)
         return TransitionBatch(
-            *(self.actors, observations, actions, rewards, next_observations),
-            *(terminated, n_substeps, has_next_step, slots),
+            actors=self.actors,
+            observations=observations,
+            actions=actions,
+            rewards=rewards,
+            next_observations=next_observations,
+            terminated=terminated,
+            n_substeps=n_substeps,
+            has_next_step=has_next_step,
+            slots=slots,
         )
 
     def n_step_returns(self, slots: np.ndarray, n_steps: int, gamma: float, device: str) -> NStepReturns:
